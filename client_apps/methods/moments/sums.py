@@ -123,11 +123,14 @@ class CountedShard(JoinedShard):
     Attributes:
         largest_weight: of a row, by the query's weight.
         label_rows: of each shard of the label's table.
+        split_rows: of each shard of another table that is held out at random, those in
+            joined rows.
     """
 
     body: CountedPart
     largest_weight: float
     label_rows: Sequence[int]
+    split_rows: Sequence[int]
 
     @property
     def is_weighted(self) -> bool:
@@ -150,7 +153,7 @@ class CountedShard(JoinedShard):
             takes_part = np.count_nonzero(counted.multiplicity, axis=0) > 0
             if self.extracted.weight is not None:
                 takes_part = takes_part & (self.extracted.weight > 0.0)
-            TableSplit(self.site, self.number, self.label_rows).check(
+            TableSplit(self.site, self.number, self.label_rows, self.split_rows).check(
                 self.body.passes, takes_part, self.splitting
             )
         if self.table == entity_table(terms.proposal, terms.settings):
@@ -196,7 +199,10 @@ class CountedShard(JoinedShard):
         label_rows: Sequence[int] = (),
     ) -> SummedShard:
         """Return the part in the exchange; with a check if the label's site reads."""
-        summed = super().summed(rows, words, columns, bits, label_rows)
+        summed = replace(
+            super().summed(rows, words, columns, bits, label_rows),
+            split_rows=self.split_rows,
+        )
         if not self.reading.is_asked:
             return summed
         return replace(
@@ -281,6 +287,7 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
             body,
             request.largest_weight,
             request.label_rows,
+            request.split_rows,
         )
         for number, body in site.each(request.parts)
     }

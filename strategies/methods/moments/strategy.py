@@ -319,6 +319,7 @@ class Moments(JoinMethod):
                 joined.extracted.rows[part.number]
                 for part in joined.extracted.parts[joined.bound.label_table]
             ],
+            split_rows=self._counts.split_rows(self.settings),
             parts={
                 part.number: self._counts.part(
                     part,

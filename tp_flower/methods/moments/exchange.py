@@ -384,6 +384,7 @@ class SummedShard:
         secrets: by edge, shared with the other side.
         bits: after the point of every table's columns, where all sites know them.
         label_rows: of each shard of the label's table, as the sites are told.
+        split_rows: of each shard of another table that is held out at random.
         check: the weights of its check, (d,); None without.
         reader: the pads of the label's table, where its site reads the moments.
     """
@@ -398,6 +399,7 @@ class SummedShard:
     masks: ShardMasks = field(default_factory=ShardMasks)
     bits: Mapping[str, int] = field(default_factory=dict)
     label_rows: Sequence[int] = ()
+    split_rows: Sequence[int] = ()
     check: WordArray | None = None
     reader: ReaderPads | None = None
 
@@ -439,6 +441,7 @@ class SummedShard:
             pass_name,
             self.bits,
             self.label_rows,
+            self.split_rows,
         )
 
 

@@ -69,6 +69,8 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         largest_weight: of a row, by the query's weight.
         label_rows: of each shard of the label's table; by all of them together a
             shard knows which of its rows are held out at random.
+        split_rows: likewise of another table in several shards whose rows are held out
+            at random, those of each shard that are in joined rows.
     """
 
     passes: list[Pass]
@@ -78,6 +80,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
     classes: list[str | f.Finite] = []
     largest_weight: f.Positive = 1.0
     label_rows: list[f.Count]
+    split_rows: list[f.Count] = []
     parts: dict[int, CountedPart]
 
     discloses = (
@@ -88,8 +91,12 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         ),
         Discloses(
             "how many columns each table has, and the magnitude of the label; how many "
-            "rows the shards of its table have",
-            fields=("columns", "bits", "classes", "largest_weight", "label_rows"),
+            "rows the shards of its table have, and how many of those of a table that "
+            "is held out at random are joined",
+            fields=(
+                *("columns", "bits", "classes", "largest_weight"),
+                *("label_rows", "split_rows"),
+            ),
         ),
     )
     schedule = ("encoder", "outputs")
