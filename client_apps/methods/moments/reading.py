@@ -49,10 +49,13 @@ from tp_flower.methods.moments.solve import JoinedMoments
 from tp_flower.methods.moments.terms import PASS_NAMES, TRAINED, tree_of
 from tp_flower.methods.moments.tree import Pair
 from tp_flower.methods.moments.words import LEAST_BITS, MOST_BITS, WordArray
-from tp_flower.privacy.plan import MOMENT_METRICS
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.codec import parse
 from tp_flower.terms.groups import label_group
+
+SITE_MOMENTS: Final = "site-moments"
+MOMENT_METRICS: Final = "moment-metrics"
+"""What the ledger calls the moments that the label's site reads, and what it tells."""
 
 _READING: Final = "moments-reading"  # entry of the label's site: what it reads with
 _SOLVED: Final = "moments-solved"  # entry: the request that was answered

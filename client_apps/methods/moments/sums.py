@@ -16,7 +16,7 @@ from client_apps.data.features import forget
 from client_apps.data.run_store import Entry
 from client_apps.handlers.column_names import keep_names
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.methods.moments.reading import LabelReading
+from client_apps.methods.moments.reading import SITE_MOMENTS, LabelReading
 from client_apps.methods.moments.shards import (
     OTHERWISE,
     JoinedShard,
@@ -88,7 +88,7 @@ from tp_flower.privacy.mechanisms import (
     ClippedNoise,
     Gaussian,
 )
-from tp_flower.privacy.plan import SECOND_MOMENTS, SITE_MOMENTS, PartPlan, Use
+from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.training_messages import Update
 from tp_flower.sources.policy import REGRESSIONS

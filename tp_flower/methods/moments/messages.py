@@ -191,8 +191,8 @@ class PaddedBlocks(PartBody, frozen=True, kw_only=True):
 
     products: dict[
         str, Annotated[AnyArray, f.ArraySpec("uint64", ("first-{}", "second-{}"))]
-    ]
-    sealed_bits: dict[str, SealedText]
+    ] = {}
+    sealed_bits: dict[str, SealedText] = {}
 
 
 class SolveRequest(Request, frozen=True, kw_only=True):
@@ -240,7 +240,7 @@ class SolvedBlocks(PartBody, frozen=True, kw_only=True):
         is_optimal: whether a lasso has come to its optimum.
     """
 
-    sealed: dict[str, SealedText]
+    sealed: dict[str, SealedText] = {}
     metrics: dict[str, PassMetrics]
     l1: f.NonNegative
     l2: f.NonNegative
@@ -424,7 +424,7 @@ class InformationReply(Reply, frozen=True, kw_only=True):
             policy="covariance",
         ),
     )
-    schedule = ("features", "deviation")
+    schedule = ("features", "deviation", "sealed_bits")
 
 
 TRAIN_MOMENTS: Final = declare_action("train.moments", MomentsRequest, MomentsReply)
