@@ -32,6 +32,7 @@ from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
+    TRAIN_SOLVE,
 )
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
@@ -102,7 +103,10 @@ ROOMS: Final[dict[str, Room]] = {
     ),
     "moments": Room(
         method=f"{_METHODS}.moments.sums:MomentsMethod",
-        answers={TRAIN_SOLUTION: f"{_METHODS}.moments.sums:take_solution"},
+        answers={
+            TRAIN_SOLVE: f"{_METHODS}.moments.reading:solve",
+            TRAIN_SOLUTION: f"{_METHODS}.moments.sums:take_solution",
+        },
         opens={TRAIN_MOMENTS: f"{_METHODS}.moments.sums:moments"},
     ),
     "coreset": Room(

@@ -60,6 +60,9 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.covariance = "clear"': "such sums for standard errors, in which the "
     "server says how much each joined row weighs:\n## one that departs from the "
     "protocol reads single rows from them",
+    'releases.regressions = "clear"': "sums over all joined rows of the products of "
+    "two columns, to the label's site alone:\n## it can work out every regression "
+    "among the columns of all tables",
     'releases.cutoffs = "partner"': "at which times there are rows of each key, to the "
     "site of a table that a query looks\n## back in, for keys that it has or guesses",
     "releases.bins = 32": "of each row, into which of so many bins the value of each "

@@ -335,7 +335,11 @@ def relay_secrets(
     Return, for each node, the request that brings it its secrets and the proposal,
     without parts.
     """
-    groups = members_of_groups(proposal, has_join_secrets=settings.has_join_secrets)
+    groups = members_of_groups(
+        proposal,
+        has_join_secrets=settings.has_join_secrets,
+        has_label_secrets=settings.has_label_secrets,
+    )
     nodes = sorted(map(int, groups[RUN_GROUP]))
     described = {node: inventory.nodes[node] for node in nodes}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in nodes}

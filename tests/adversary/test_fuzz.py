@@ -39,7 +39,11 @@ from tests.support.peers.hostile import (
 from tests.support.predicted import predicting, unlabelled
 from tp_flower.methods.boost.messages import TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_ROWS
-from tp_flower.methods.moments.messages import TRAIN_INFORMATION, TRAIN_MOMENTS
+from tp_flower.methods.moments.messages import (
+    TRAIN_INFORMATION,
+    TRAIN_MOMENTS,
+    TRAIN_SOLVE,
+)
 from tp_flower.protocol.messages import ACTIONS, RUN_DIGITS, Action, action_named
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -84,7 +88,7 @@ def check(kept: Kept, what: object, content: RecordDict) -> None:
 def _policies(counts: dict) -> dict[str, str] | None:
     if Action.RANK in counts:
         return WITH_COVER
-    if TRAIN_MOMENTS in counts:
+    if {TRAIN_MOMENTS, TRAIN_SOLVE} & counts.keys():
         return OF_MOMENTS
     if TRAIN_INFORMATION in counts:
         return OF_COVARIANCE
@@ -115,7 +119,8 @@ class FuzzingGrid(HostileGrid):
         action = message.metadata.message_type
         node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
-        if node != SHOP or action in (Action.SEAL, Action.CUTOFFS, Action.DIVIDE):
+        of_shop = (Action.SEAL, Action.CUTOFFS, Action.DIVIDE, TRAIN_SOLVE)
+        if node != SHOP or action in of_shop:
             self.fuzz(message, self._counts.pop(action, 0))
         return InProcessGrid._deliver(self, message)
 
@@ -262,6 +267,13 @@ def test_malformed_messages_about_standard_errors_are_refused(place):
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), tolerance=0.5, **how)
     fuzz(place, strategy, COUNTS["errors"])
     assert strategy.report.sections["inference"]["tests"] is not None
+
+
+def test_malformed_messages_to_the_site_that_reads_moments_are_refused(place):
+    how = {"moments_to": "label-site", "test_fraction": 0.0}
+    strategy = STRATEGIES["moments"](Query.from_sql(SQL), **how)
+    fuzz(place, strategy, COUNTS["reading"])
+    assert strategy.report.final_train["r2"] > 0.0
 
 
 def test_malformed_messages_about_regions_are_refused(place):

@@ -36,6 +36,7 @@ from tp_flower.keyed_hash import KeyedHasher
 STATISTICS: Final = "statistics"
 ENCODER: Final = "encoder"
 NONCE_BYTES: Final = 12
+TAG_BYTES: Final = 16
 LEAST_BYTES: Final = 1 << 10
 _END: Final = b"\x80"
 
@@ -99,6 +100,16 @@ class ShardSeal:
     def _place(self, document: str, shard: int) -> bytes:
         """Return the associated data: JSON has one reading."""
         return json.dumps([self.run, self.table, self.shards, document, shard]).encode()
+
+
+def sealed_bytes(size: int) -> int:
+    """Return the bytes of a sealed text of some bytes.
+
+    >>> seal = ShardSeal(bytes(32), "run", "t", (0, 2))
+    >>> len(seal.seal(bytes(5000), STATISTICS, 0, "digest")) == sealed_bytes(5000)
+    True
+    """
+    return NONCE_BYTES + len(pad(bytes(size))) + TAG_BYTES
 
 
 def pad(text: bytes) -> bytes:

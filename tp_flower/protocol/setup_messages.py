@@ -16,8 +16,11 @@ from tp_flower.splits import BY_HASH, BY_ORDER, BY_VALUE
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 PublicKey = f.Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
-GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|(join|table)-[0-9]{1,4})\Z")]
-"""Sites that share a key: all of the run, those of a join's sides, or of a table."""
+GroupName = Annotated[
+    str, msgspec.Meta(pattern=r"^(run|(join|table|label)-[0-9]{1,4})\Z")
+]
+"""Sites that share a key: all of the run, those of a join's sides, of a table, or of a
+table and the label's."""
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
 

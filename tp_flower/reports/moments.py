@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from rich.console import Console, RenderableType
 
+from tp_flower.errors import SettingsError
 from tp_flower.reports.results import CONSOLE_WIDTH, PAGE, Result
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ class JoinAnswers:
 
     def __init__(self, model: Result) -> None:
         self.model = model
+        if not model.report.get(METHOD):
+            raise SettingsError(
+                "moments-to: the label's site has read the moments, and the report has "
+                "no answer of theirs: set moments-to = 'server'"
+            )
         self._answers: dict[str, Any] = model.report[METHOD]
 
     @property

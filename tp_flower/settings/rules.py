@@ -32,8 +32,11 @@ class Rules:
         begins: by action, whether a run has the stage that begins with it.
         tells: returns what a run tells the server of a table besides what its method
             does, in words for its owner; "" for nothing.
+        tells_instead: returns what a run tells the server of a table in place of what
+            its method does by default; "" for that.
         pads_sums: whether the sites of a join's two sides share a secret, though no
             scores leave masked.
+        seals_to_label: whether each table's sites share a secret with the label's.
         covers_values: whether noise covers all values of a table, by its alias.
         instead: what does the work of a setting that it does not read, by field.
         synonyms: its settings, by the names that other libraries have for them.
@@ -46,7 +49,9 @@ class Rules:
     sends: "Callable[[Settings], str | None]" = lambda _: None
     begins: "Mapping[Action, Callable[[Settings], bool]]" = field(default_factory=dict)
     tells: "Callable[[Settings], str]" = lambda _: ""
+    tells_instead: "Callable[[Settings], str]" = lambda _: ""
     pads_sums: "Callable[[Settings], bool]" = lambda _: False
+    seals_to_label: "Callable[[Settings], bool]" = lambda _: False
     covers_values: "Callable[[Settings, str], bool]" = lambda *_: False
     instead: Mapping[str, str] = field(default_factory=dict)
     synonyms: Mapping[str, str] = field(default_factory=dict)

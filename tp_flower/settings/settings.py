@@ -139,6 +139,11 @@ class Settings(
         return self.mode == run.TRAIN and self.rules.pads_sums(self)
 
     @property
+    def has_label_secrets(self) -> bool:
+        """Whether each table's sites share a secret with those of the label's."""
+        return self.mode == run.TRAIN and self.rules.seals_to_label(self)
+
+    @property
     def is_noisy(self) -> bool:
         """Whether models or scores leave the sites with noise."""
         return self.privacy.covers_features or self.privacy.covers_predictions

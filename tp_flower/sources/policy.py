@@ -21,6 +21,9 @@ rows         never, clear (encoded features of the rows that a run has drawn); n
              by default
 moments      never, clear (sums over the joined rows of the products of two columns, the
              label among them); never by default
+regressions  never, clear (the same sums, which the site of the label's table reads in
+             place of the server, and from which it makes the models of all tables, and
+             tells the server how well these do); never by default
 factors      never, clear (in predictions, the numbers of each row's key that a model
              multiplies with another table's); never by default
 covariance   never, clear (for standard errors, sums as of moments, in which the server
@@ -81,6 +84,7 @@ COVARIANCE = "covariance"
 CATEGORIES = "categories"
 CUTOFFS = "cutoffs"
 SECOND_MOMENTS = "moments"
+REGRESSIONS = "regressions"
 BINS = "bins"
 
 LEVELS: Final = {
@@ -91,6 +95,7 @@ LEVELS: Final = {
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
     SECOND_MOMENTS: (NEVER, PRIVATE, CLEAR),
+    REGRESSIONS: (NEVER, CLEAR),
     FACTORS: (NEVER, CLEAR),
     COVARIANCE: (NEVER, CLEAR),
     CATEGORIES: (NEVER, CLEAR),
@@ -141,6 +146,7 @@ class Releases:
     weights: str = ""
     rows: str = NEVER
     moments: str = CLEAR
+    regressions: str = CLEAR
     regions: int = MOST_REGIONS
     factors: str = CLEAR
     covariance: str = CLEAR
@@ -559,6 +565,7 @@ UNBUDGETED: Final = Releases(
     models=SEALED,
     scores=MASKED,
     moments=NEVER,
+    regressions=NEVER,
     regions=0,
     factors=NEVER,
     bins=0,
@@ -571,6 +578,7 @@ BUDGETED: Final = Releases(
     models=PRIVATE,
     scores=PRIVATE,
     moments=PRIVATE,
+    regressions=NEVER,
     regions=0,
     factors=NEVER,
     covariance=NEVER,
@@ -587,6 +595,7 @@ MISSING: Final = Policy(
         NEVER,
         NEVER,
         moments=NEVER,
+        regressions=NEVER,
         regions=0,
         factors=NEVER,
         bins=0,

@@ -107,13 +107,19 @@ def table_group(proposal: Proposal, table: str) -> str:
     return f"table-{proposal.tables.index(table)}"
 
 
+def label_group(proposal: Proposal, table: str) -> str:
+    """Return the name of the group of the sites of a table and of the label's."""
+    return f"label-{proposal.tables.index(table)}"
+
+
 def members_of_groups(
-    proposal: Proposal, *, has_join_secrets: bool
+    proposal: Proposal, *, has_join_secrets: bool, has_label_secrets: bool = False
 ) -> dict[str, set[str]]:
     """Return the nodes that share the secret of each group.
 
     All nodes share that of the run. With secrets of joins the nodes of a join's two
-    sides share that of the join, and nobody else. The nodes of a table in several
+    sides share that of the join, and nobody else; with those of the label the nodes of
+    each table share one with those of the label's. The nodes of a table in several
     shards share the table's; a table in one shard has nothing to share.
     """
     nodes = {
@@ -124,6 +130,9 @@ def members_of_groups(
     for table in proposal.tables:
         if len(proposal.shards_of(table)) > 1:
             groups[table_group(proposal, table)] = nodes[table]
+        if has_label_secrets:
+            reader = nodes[proposal.label_table]
+            groups[label_group(proposal, table)] = nodes[table] | reader
     if not has_join_secrets:
         return groups
     for number, join in enumerate(proposal.joins):

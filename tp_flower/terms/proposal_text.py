@@ -320,7 +320,7 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     for role in fragment.numbers:
         yield f"the {role} of each row"
     if not is_used and method.tells:
-        yield method.tells
+        yield settings.rules.tells_instead(settings) or method.tells
     elif not is_used and method.solvers:
         yield "the encoded features of the rows that are drawn"
     elif not (is_used or joins_rows):

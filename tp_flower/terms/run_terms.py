@@ -76,7 +76,9 @@ class RunTerms:
     def groups_of(self, node: str) -> dict[str, set[str]]:
         """Return the nodes of the groups that a node shares a secret with."""
         groups = members_of_groups(
-            self.proposal, has_join_secrets=self.settings.has_join_secrets
+            self.proposal,
+            has_join_secrets=self.settings.has_join_secrets,
+            has_label_secrets=self.settings.has_label_secrets,
         )
         return {group: nodes for group, nodes in groups.items() if node in nodes}
 

@@ -267,7 +267,7 @@ class JoinedShard(ABC):
             self.secrets,
             self.masks,
             bits,
-            label_rows,
+            label_rows=label_rows,
         )
 
 

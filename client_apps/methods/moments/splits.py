@@ -5,10 +5,10 @@ training rows are behind a row are then digits of an exact sum, which tell it. S
 that are held out at random follow from the proposal; groups from the site's own keyed
 hashes; times in their order, of which the server chooses where to cut.
 
-The rows of the label's table are drawn from all of its shards together. Every site is
-told how many each has; a shard knows its own number, and pads are off where two sites
-were told others. Of another table in several shards, no site knows which rows are in
-joined rows: its random rows are taken as they are told.
+Rows of a table in several shards are drawn from all of these together: of the label's
+table from all rows, of another from those in joined rows. Every site is told how many
+each shard has of them; a shard works its own number out, and pads are off where two
+sites were told others.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,14 @@ class TableSplit:
 
     Attributes:
         label_rows: of each shard of the label's table.
+        split_rows: of each shard of another table that is held out at random, those in
+            joined rows.
     """
 
     site: Site
     number: int
     label_rows: Sequence[int]
+    split_rows: Sequence[int]
 
     def check(self, bits: AnyArray, takes_part: BoolArray, splitting: str) -> None:
         """Refuse passes that are not those of the run's split.
@@ -52,17 +55,16 @@ class TableSplit:
             MessageError: the server chose them.
         """
         is_sampled = self._sampled
-        if is_sampled is not None:
-            is_left_out = is_sampled & takes_part & (bits == 0)
-            if is_left_out.any() or bits[~is_sampled].any():
-                raise MessageError(_CONTRADICTION)
+        is_left_out = is_sampled & takes_part & (bits == 0)
+        if is_left_out.any() or bits[~is_sampled].any():
+            raise MessageError(_CONTRADICTION)
         if self._table != splitting:
             return
         if self.site.terms.settings.split.kind == TIME:
             _check_times(bits, self._told["times"])
             return
         subset = self._subset(takes_part)
-        if subset is not None and np.any(bits & ~(np.uint8(1) << subset)):
+        if np.any(bits & ~(np.uint8(1) << subset)):
             raise MessageError(_CONTRADICTION)
 
     @property
@@ -73,24 +75,29 @@ class TableSplit:
     def _has_label(self) -> bool:
         return self._table == self.site.terms.proposal.label_table
 
-    @cached_property
-    def _span(self) -> slice:
-        """The rows of a shard of the label's table among those of all shards."""
+    def _span(self, field: str, told: Sequence[int], rows: int) -> slice:
+        """Return where a shard's rows are among those of all shards of its table.
+
+        ``told`` is how many each shard has, of which this one has ``rows``.
+        """
         shards = sorted(self.site.terms.proposal.shards_of(self._table))
-        agree("label_rows", len(shards), len(self.label_rows))
+        agree(field, len(shards), len(told))
         place = shards.index(self.number)
-        rows = self.site.extracted(self.number).rows
-        agree("label_rows", rows, self.label_rows[place])
-        start = sum(self.label_rows[:place])
+        agree(field, rows, told[place])
+        start = sum(told[:place])
         return slice(start, start + rows)
 
     @cached_property
-    def _sampled(self) -> BoolArray | None:
-        """Which rows can take part, (n,); None where that is not known."""
+    def _label_span(self) -> slice:
+        """The rows of a shard of the label's table among those of all shards."""
+        rows = self.site.extracted(self.number).rows
+        return self._span("label_rows", self.label_rows, rows)
+
+    @cached_property
+    def _sampled(self) -> BoolArray:
+        """Which rows can take part, (n,)."""
         if self._has_label:
-            return self._sampled_of_all[self._span]
-        if len(self.site.terms.proposal.shards_of(self._table)) > 1:
-            return None
+            return self._sampled_of_all[self._label_span]
         return np.ones(self.site.extracted(self.number).rows, np.bool_)
 
     @cached_property
@@ -98,17 +105,23 @@ class TableSplit:
         """Which rows of all shards of the label's table can take part."""
         return sampled_rows(sum(self.label_rows), self.site.terms.settings)
 
-    def _subset(self, takes_part: BoolArray) -> SubsetArray | None:
-        """Return the subset of each row, (n,); None where that is not known."""
+    def _subset(self, takes_part: BoolArray) -> SubsetArray:
+        """Return the subset of each row, (n,); of rows in no joined row any."""
         settings = self.site.terms.settings
         if settings.split.kind == GROUP:
             subset: SubsetArray = self._told["subset"]
             return subset
         if not settings.split.table:
-            return random_subset(self._sampled_of_all, settings)[self._span]
-        if len(self.site.terms.proposal.shards_of(self._table)) > 1:
-            return None
-        return random_subset(takes_part, settings)
+            return random_subset(self._sampled_of_all, settings)[self._label_span]
+        if len(self.site.terms.proposal.shards_of(self._table)) == 1:
+            return random_subset(takes_part, settings)
+        # which of the rows in between take part changes nothing of the others' subsets
+        rows = int(np.count_nonzero(takes_part))
+        span = self._span("split_rows", self.split_rows, rows)
+        of_all = random_subset(np.ones(sum(self.split_rows), np.bool_), settings)
+        subset = np.full(len(takes_part), TRAIN, np.uint8)
+        subset[takes_part] = of_all[span]
+        return subset
 
     @property
     def _told(self) -> dict[str, AnyArray]:

@@ -6,9 +6,9 @@ A second one brings the model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from client_apps.data.features import forget
 from client_apps.data.run_store import Entry
 from client_apps.handlers.column_names import keep_names
 from client_apps.handlers.encoding import fitted_encoder
+from client_apps.methods.moments.reading import SITE_MOMENTS, LabelReading
 from client_apps.methods.moments.shards import (
     OTHERWISE,
     JoinedShard,
@@ -50,6 +51,7 @@ from tp_flower.methods.moments import MOMENTS
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.counts import CountedRows, whole_weights
 from tp_flower.methods.moments.describe.settings import check_cells, column_advice
+from tp_flower.methods.moments.exchange import RowWords, SummedShard
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     CountedPart,
@@ -58,6 +60,7 @@ from tp_flower.methods.moments.messages import (
     PaddedPart,
     SolutionReply,
     SolutionRequest,
+    SolvedPart,
     TakenPart,
 )
 from tp_flower.methods.moments.noise import (
@@ -68,6 +71,8 @@ from tp_flower.methods.moments.noise import (
     noise_words,
     planned_noise,
 )
+from tp_flower.methods.moments.reading.column_layout import ColumnLayout
+from tp_flower.methods.moments.reading.label_site import checked_widths
 from tp_flower.methods.moments.terms import (
     PASS_NAMES,
     TRAINED,
@@ -84,18 +89,20 @@ from tp_flower.privacy.mechanisms import (
     Gaussian,
 )
 from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
-from tp_flower.protocol.codec import check_sizes
+from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.training_messages import Update
+from tp_flower.sources.policy import REGRESSIONS
 from tp_flower.sources.policy import SECOND_MOMENTS as RULE
-
-if TYPE_CHECKING:
-    pass
 
 _SUMMED: Final = "moments"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
     "not covered: sums over all joined rows of the products of two columns, the label "
     "among them; what leaves of it is uniform words, of which the server reads these "
     "sums alone"
+)
+_SITE_SCOPE: Final = (
+    "not covered: sums over all joined rows of the products of two columns, the label "
+    "among them, which site {} alone reads; the server gets uniform words"
 )
 _NOISY_SCOPE: Final = (
     "covers a row's values, its label among them, in all that leaves of them: given "
@@ -116,11 +123,14 @@ class CountedShard(JoinedShard):
     Attributes:
         largest_weight: of a row, by the query's weight.
         label_rows: of each shard of the label's table.
+        split_rows: of each shard of another table that is held out at random, those in
+            joined rows.
     """
 
     body: CountedPart
     largest_weight: float
     label_rows: Sequence[int]
+    split_rows: Sequence[int]
 
     @property
     def is_weighted(self) -> bool:
@@ -143,7 +153,7 @@ class CountedShard(JoinedShard):
             takes_part = np.count_nonzero(counted.multiplicity, axis=0) > 0
             if self.extracted.weight is not None:
                 takes_part = takes_part & (self.extracted.weight > 0.0)
-            TableSplit(self.site, self.number, self.label_rows).check(
+            TableSplit(self.site, self.number, self.label_rows, self.split_rows).check(
                 self.body.passes, takes_part, self.splitting
             )
         if self.table == entity_table(terms.proposal, terms.settings):
@@ -174,6 +184,33 @@ class CountedShard(JoinedShard):
             return PartPlan()
         mechanism = Gaussian(self.noise.noise_multiplier)
         return PartPlan(moments=self.noise, uses=(Use(SECOND_MOMENTS, 1, mechanism),))
+
+    @cached_property
+    def reading(self) -> LabelReading:
+        """What the site shares with the label's, where that one reads the moments."""
+        return LabelReading(self.site)
+
+    def summed(
+        self,
+        rows: CountedRows,
+        words: RowWords,
+        columns: Mapping[str, int],
+        bits: Mapping[str, int],
+        label_rows: Sequence[int] = (),
+    ) -> SummedShard:
+        """Return the part in the exchange; with a check if the label's site reads."""
+        summed = replace(
+            super().summed(rows, words, columns, bits, label_rows),
+            split_rows=self.split_rows,
+        )
+        if not self.reading.is_asked:
+            return summed
+        return replace(
+            summed,
+            columns=checked_widths(columns),
+            check=self.reading.weights(self.table, columns[self.table]),
+            reader=self.reading.pads if self.has_label else None,
+        )
 
     @cached_property
     def encoder(self) -> SiteEncoder:
@@ -250,6 +287,7 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
             body,
             request.largest_weight,
             request.label_rows,
+            request.split_rows,
         )
         for number, body in site.each(request.parts)
     }
@@ -271,7 +309,8 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
 def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     """Refuse sums over fewer rows than the table's policy asks for."""
     source = site.source(number)
-    source.policy.check_release(RULE, is_private=shard.noise is not None)
+    rule = REGRESSIONS if shard.reading.is_asked else RULE
+    source.policy.check_release(rule, is_private=shard.noise is not None)
     check_cells(site.terms.settings, source.min_count, source.policy.min_cell)
     rows, trained = shard.taking_part
     is_trained = np.zeros(shard.extracted.rows, np.bool_)
@@ -286,6 +325,11 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
 def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> None:
     """Set aside what the noise of a shard costs; note a release without."""
     shard = shards[number]
+    if shard.reading.is_asked:
+        note_scope(
+            site, number, SITE_MOMENTS, _SITE_SCOPE.format(shard.reading.site_name)
+        )
+        return
     if shard.noise is None:
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
         return
@@ -348,7 +392,9 @@ def _padded(
         update=Update.GIVEN,
         plan=shard.plan,
         device="cpu",
-        is_even=counts_evenly(counts, source.policy.min_rows),
+        # means and variances of scores are for whoever reads the moments
+        is_even=not shard.reading.is_asked
+        and counts_evenly(counts, source.policy.min_rows),
     )
     model = LinearModel(features.shape[1], spec.outputs, intercept=spec.intercept)
     site.start(
@@ -357,10 +403,29 @@ def _padded(
     return PaddedPart(
         features=features.shape[1],
         deviation=0.0 if shard.noise is None else shard.noise.deviation,
-        bits=bits,
         sums=sums,
         products=products,
+        **_told_bits(shard, request, bits),
     )
+
+
+def _told_bits(
+    shard: CountedShard, request: MomentsRequest, bits: IntArray
+) -> dict[str, AnyArray]:
+    """Return the field with the bits of a shard's columns, (d,).
+
+    What the label's site reads with, it keeps.
+    """
+    reading = shard.reading
+    if not reading.is_asked:
+        return {"bits": bits}
+    if not shard.has_label:
+        return {"sealed_bits": reading.seal_bits(shard.number, bits)}
+    layout = ColumnLayout(request.columns, shard.table, request.outputs)
+    weights = shard.rows.multiplicity.sum(axis=1).tolist()
+    rows = dict(zip(shard.passes, weights, strict=True))
+    reading.keep(layout, bits, rows, len(request.classes))
+    return {}
 
 
 def _columns(
@@ -477,11 +542,28 @@ def take_solution(site: Site, request: SolutionRequest) -> SolutionReply:
     taken = {}
     for part in site.parts(Stateless):
         body = body_of(request.parts, part)
-        check_sizes(body, parameters=len(part.model.penalised))
-        part.model.parameters = body.parameters
+        parameters = _parameters_of(LabelReading(site), part, body)
+        part.model.parameters = parameters
         # the moments of scores tell of rows, too
         if not part.data.plan.is_private:
             part.sum_scores()
-        taken[part.number] = TakenPart(parameters=len(body.parameters))
+        taken[part.number] = TakenPart(parameters=len(parameters))
         site.save(part)
     return SolutionReply(parts=taken)
+
+
+def _parameters_of(
+    reading: LabelReading, part: Participant[Stateless], body: SolvedPart
+) -> FloatArray:
+    """Return the parameters (p,) that a part is sent, by whoever has solved."""
+    size = len(part.model.penalised)
+    agree("sealed", reading.is_asked, body.sealed is not None)
+    if body.sealed is None:
+        parameters = required(body.parameters, "parameters")
+        check_sizes(body, parameters=size)
+        return parameters
+    agree("parameters", None, body.parameters)
+    parameters = reading.open_parameters(part.data.table, body.sealed)
+    if len(parameters) != size:
+        raise MessageError(f"the sealed parameters are {len(parameters)}, not {size}")
+    return parameters

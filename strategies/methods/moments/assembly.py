@@ -5,14 +5,14 @@ from typing import Final
 
 import numpy as np
 
-from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.run.exchange import Replies
 from strategies.run.replies import refuse
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.methods.moments.exchange import Assembly
 from tp_flower.methods.moments.messages import PaddedPart
-from tp_flower.methods.moments.words import WordArray, public_bits, to_numbers
+from tp_flower.methods.moments.reading.column_layout import ColumnLayout
+from tp_flower.methods.moments.words import public_bits
 
 PADS: Final = (
     "one-time pads by join key (AES-256) that the sites of a join share: an honest "
@@ -61,22 +61,8 @@ def matrices(
             for table in layout.columns
         }
         assembly = Assembly(counts.tree, counts.of_pass(position), contributions)
-        by_pass[number] = filled(layout, assembly.blocks(), bits)
+        by_pass[number] = layout.matrix(assembly.blocks(), bits)
     return by_pass
-
-
-def filled(
-    layout: ColumnLayout,
-    blocks: Mapping[tuple[str, str], WordArray],
-    bits: Mapping[str, IntArray],
-) -> FloatArray:
-    """Return the symmetric matrix (D, D) of blocks of words by pair of tables."""
-    matrix = np.zeros((layout.total, layout.total))
-    for (first, second), words in blocks.items():
-        block = to_numbers(words, bits[first], bits[second])
-        matrix[layout.places[first], layout.places[second]] = block
-        matrix[layout.places[second], layout.places[first]] = block.T
-    return matrix
 
 
 def column_bits(
@@ -86,6 +72,8 @@ def column_bits(
     bits: dict[str, IntArray] = {}
     for part in counts.joined.parts:
         of_part = replies.body(part, PaddedPart).bits
+        if of_part is None:
+            raise refuse(part, "no bits of its columns")
         if of_part.shape != (layout.columns[part.table],):
             raise refuse(part, f"bits of {len(of_part)} columns")
         if not np.array_equal(bits.setdefault(part.table, of_part), of_part):

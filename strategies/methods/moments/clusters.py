@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.methods.moments.assembly import MAGNITUDE, SPARE_BITS, filled
-from strategies.methods.moments.column_layout import ColumnLayout
+from strategies.methods.moments.assembly import MAGNITUDE, SPARE_BITS
 from strategies.methods.moments.join_counts import JoinCounts, block_of, key_codes
 from strategies.run.exchange import Part, Replies
 from strategies.setup.joined_rows import JoinedTables
@@ -30,6 +29,7 @@ from tp_flower.methods.moments.clusters import (
 )
 from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
 from tp_flower.methods.moments.messages import LARGEST_SLOPE, PaddedPart
+from tp_flower.methods.moments.reading.column_layout import ColumnLayout
 from tp_flower.methods.moments.settings import ErrorSettings
 from tp_flower.methods.moments.terms import cluster_edge
 from tp_flower.methods.moments.tree import JoinTree
@@ -183,7 +183,7 @@ class MeatSums:
             (first, tables[self._tree.tables.index(second) - len(tables)]): block
             for (first, second), block in assembly.blocks().items()
         }
-        return filled(self.layout, blocks, bits)
+        return self.layout.matrix(blocks, bits)
 
     def _rows(self) -> dict[str, PassRows]:
         """Return the rows of every table, and of every copy."""

@@ -44,7 +44,6 @@ from strategies.methods.moments.clusters import (
     MeatSums,
     check_clusters,
 )
-from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.section import (
     CONDITIONAL,
@@ -68,6 +67,7 @@ from tp_flower.errors import QueryError, ReplyError
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
 from tp_flower.methods.moments.questions import FeatureColumns
+from tp_flower.methods.moments.reading.column_layout import ColumnLayout
 from tp_flower.methods.moments.settings import (
     CLUSTERED,
     CLUSTERS,

@@ -30,6 +30,8 @@ from tp_flower.methods.moments.messages import CountedPart, InformationPart, Pad
 from tp_flower.methods.moments.terms import label_width, passes_without_partner
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray
+from tp_flower.settings import Settings
+from tp_flower.splits import RANDOM
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +177,19 @@ class JoinCounts:
         None stands for all rows in all passes.
         """
         return {table: self._bits(table) for table in self.tree.tables}
+
+    def split_rows(self, settings: Settings) -> list[int]:
+        """Return the rows in joined rows of each shard that a random split draws from.
+
+        [] where these are all of one site's, or the label's: every site knows more.
+        """
+        named = settings.split.kind == RANDOM and bool(settings.split.table)
+        shards = self.joined.extracted.shards_of(self.splitting)
+        spans = [span for _, span in shards]
+        if not named or len(spans) == 1:
+            return []
+        is_joined = self.joined.mapping.tables[self.splitting].multiplicity > 0
+        return [int(np.count_nonzero(is_joined[span])) for span in spans]
 
     def _bits(self, table: str) -> AnyArray | None:
         joined = self.joined

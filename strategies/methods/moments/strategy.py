@@ -23,13 +23,20 @@ from strategies.methods.moments.assembly import (
     common_bits,
     matrices,
 )
-from strategies.methods.moments.column_layout import ColumnLayout
 from strategies.methods.moments.describe.encoding import (
     check_groups,
     describing_settings,
 )
 from strategies.methods.moments.describe.section import description
 from strategies.methods.moments.join_counts import JoinCounts
+from strategies.methods.moments.label_site import (
+    READ_BY_SITE,
+    WORD,
+    SiteSolution,
+    check_reader,
+    let_site_solve,
+    reader_traffic,
+)
 from strategies.methods.moments.noise import (
     NoiseEffect,
     TableNoise,
@@ -76,6 +83,7 @@ from tp_flower.methods.moments.inference import Inference, NoisyFit
 from tp_flower.methods.moments.messages import (
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
+    TRAIN_SOLVE,
     MomentsRequest,
     PaddedPart,
     SolutionRequest,
@@ -86,10 +94,14 @@ from tp_flower.methods.moments.penalties import (
     TOLERANCE,
     Fit,
     Penalty,
+    chosen_fit,
     fit_path,
     violation,
 )
 from tp_flower.methods.moments.questions import FeatureColumns
+from tp_flower.methods.moments.reading.column_layout import ColumnLayout
+from tp_flower.methods.moments.reading.label_site import checked_widths
+from tp_flower.methods.moments.settings import label_site_reads
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
 from tp_flower.methods.moments.terms import (
     TRAINED,
@@ -99,6 +111,7 @@ from tp_flower.methods.moments.terms import (
     tree_of,
 )
 from tp_flower.objectives import Objective, Target, make_objective
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
@@ -111,7 +124,10 @@ NOISE: Final = (
     "Gaussian noise covers the values of a row, or privacy-unit, of {tables} (epsilon "
     "{epsilon:g} each, delta {delta:g}), given keys, counts and the label's classes"
 )
-WORD: Final = 8  # bytes
+MISSED: Final = (
+    "the coefficients miss the optimum's conditions{}, as some columns are nearly "
+    "collinear: raise l2"
+)
 
 
 class Moments(JoinMethod):
@@ -129,6 +145,7 @@ class Moments(JoinMethod):
     _unshrunk: Solution | None = None
     _noise: NoiseEffect | None = None
     _section: Mapping[str, object] | None = None
+    _by_site: SiteSolution | None = None
 
     @classmethod
     def parse(cls, sql: str, settings: Settings) -> Query:
@@ -146,14 +163,32 @@ class Moments(JoinMethod):
         """Let the server set the models."""
         return Update.GIVEN
 
+    @property
+    def _site_reads(self) -> bool:
+        """Whether the label's site reads the moments in place of the server."""
+        return label_site_reads(self.settings)
+
+    def run_messages(
+        self, *, is_sharded: bool, is_ranked: bool = False
+    ) -> tuple[Action, ...]:
+        """Return a run's messages, with the one for the label's site if it reads."""
+        messages = super().run_messages(is_sharded=is_sharded, is_ranked=is_ranked)
+        if not self._site_reads:
+            return messages
+        place = messages.index(TRAIN_SOLUTION)
+        return (*messages[:place], TRAIN_SOLVE, *messages[place:])
+
     def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return what covers the padded sums."""
         private = private_tables(joined.extracted.proposal, self.settings)
+        reads = self._site_reads
         values = {
             "private": ", ".join(sorted(private)),
-            "sums_scores": len(private) < len(joined.layouts),
+            "sums_scores": not reads and len(private) < len(joined.layouts),
+            "server_reads": not reads,
+            "reader": joined.bound.label_table if reads else "",
         }
-        pads = PADS
+        pads = READ_BY_SITE if reads else PADS
         if private:
             privacy = self.settings.privacy
             noise = NOISE.format(
@@ -178,6 +213,8 @@ class Moments(JoinMethod):
     def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Target:
         """Return the target without its column: the label's kind, and its classes."""
         tree_of(extracted.proposal)
+        if self._site_reads:
+            check_reader(extracted.parts, bound.label_table)
         parts = extracted.parts[bound.label_table]
         classes = read_classes(extracted, parts, self.settings)
         self._classes = classes.values
@@ -221,6 +258,8 @@ class Moments(JoinMethod):
         """Return the traffic of the two rounds: padded sums, and parameters."""
         tree = self._counts.tree
         widths = self._counts.columns({table.name: table.features for table in tables})
+        if self._site_reads:
+            widths = checked_widths(widths)
         total = sum(widths.values())
         passes = self._counts.passes
         up = 0.0
@@ -240,6 +279,10 @@ class Moments(JoinMethod):
         senders = len(self._counts.joined.parts)
         for first, second in combinations_with_replacement(tree.tables, 2):
             up += float(senders * widths[first] * widths[second]) * len(passes)
+        if self._site_reads:
+            label_table = self._counts.joined.bound.label_table
+            more = reader_traffic(self._counts, tables, label_table)
+            return Traffic(rounds=3, up=WORD * up + more[0], down=WORD * down + more[1])
         up += sum(widths[table.name] * len(table.shards) for table in tables)
         down += float(sum(table.parameters for table in tables))
         return Traffic(rounds=2, up=WORD * up, down=WORD * down)
@@ -252,7 +295,8 @@ class Moments(JoinMethod):
         """Return that the problem has been solved."""
         if described(self.settings):
             return "described from the moments of the joined rows"
-        return f"{CONVERGED}: solved from the moments of the joined rows"
+        by_site = ", by the label's site" if self._site_reads else ""
+        return f"{CONVERGED}: solved from the moments of the joined rows{by_site}"
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds, and the one that brings the moments."""
@@ -275,6 +319,7 @@ class Moments(JoinMethod):
                 joined.extracted.rows[part.number]
                 for part in joined.extracted.parts[joined.bound.label_table]
             ],
+            split_rows=self._counts.split_rows(self.settings),
             parts={
                 part.number: self._counts.part(
                     part,
@@ -285,7 +330,10 @@ class Moments(JoinMethod):
             },
         )
         replies = yield ask(request, joined.parts)
-        self.moments = self._assemble(joined, replies, layout)
+        if self._site_reads:
+            self._by_site = yield from let_site_solve(self._counts, replies, layout)
+        else:
+            self.moments = self._assemble(joined, replies, layout)
         self.run.chosen["loss"] = joined.objective.name
         updates = dict.fromkeys(joined.layouts, Update.GIVEN)
         return TrainingProblem(
@@ -298,9 +346,7 @@ class Moments(JoinMethod):
             objective=joined.train_objective,
             held_out=joined.test_objective,
             validates=joined.validates,
-            score_unit=1.0
-            if joined.labels.classes
-            else self.moments[TRAINED].label_deviation,
+            score_unit=self._score_unit(joined),
             head=self.head(joined.objective.outputs),
             response=joined.objective.response,
             base_score=self._base_score(joined),
@@ -353,10 +399,23 @@ class Moments(JoinMethod):
         return norms.bits(int(self._counts.totals.sum()), shards)
 
     def _base_score(self, joined: JoinedTables) -> FloatArray:
-        """Return the mean label, as other methods have it; 0 of classes."""
+        """Return the mean label, as other methods have it; 0 of classes.
+
+        And where the label's site has it as part of the intercept.
+        """
         if joined.labels.classes:
             return joined.objective.base_score
+        if self._by_site is not None:
+            return np.zeros(self._counts.outputs)
         return self.moments[TRAINED].mean_labels
+
+    def _score_unit(self, joined: JoinedTables) -> float:
+        """Return about how large scores are."""
+        if joined.labels.classes:
+            return 1.0
+        if self._by_site is not None:
+            return self._by_site.unit
+        return self.moments[TRAINED].label_deviation
 
     def _table(
         self, joined: JoinedTables, name: str, encoding: TableEncoding
@@ -435,6 +494,9 @@ class Moments(JoinMethod):
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Solve, and send the parameters."""
+        if self._by_site is not None:
+            yield from self._forward(problem, self._by_site)
+            return
         trained = self.moments[TRAINED]
         if described(self.settings):
             # nothing is fitted: the model is that of the constant label
@@ -471,9 +533,28 @@ class Moments(JoinMethod):
             for part in problem.tables[name].parts
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
-        metrics = {
-            number: moments.metrics(fitted) for number, moments in self.moments.items()
-        }
+        self._finish(
+            {
+                number: moments.metrics(fitted)
+                for number, moments in self.moments.items()
+            }
+        )
+
+    def _forward(
+        self, problem: TrainingProblem, solved: SiteSolution
+    ) -> Generator[Requests, Replies, None]:
+        """Send the parameters that the label's site has sealed."""
+        parts = {name: table.parts for name, table in problem.tables.items()}
+        request = SolutionRequest(parts=solved.parts(parts))
+        yield self.run.request(ask(request, problem.parts))
+        if VALIDATION in solved.metrics:
+            self._tell_penalty(solved.penalty)
+        if not solved.is_optimal:
+            self.run.warn(MISSED.format(""))
+        self._finish(solved.metrics)
+
+    def _finish(self, metrics: Mapping[int, dict[str, float]]) -> None:
+        """End the epoch with metrics by pass."""
         self.run.finish_epoch(
             EpochResult(
                 1,
@@ -506,20 +587,19 @@ class Moments(JoinMethod):
 
     def _choose(self, asked: Penalty) -> Fit:
         """Return the fit asked for, or of lowest validation loss if rows validate."""
+        fit = chosen_fit(self._path, asked)
         if VALIDATION in self.moments:
-            fit = min(self._path, key=lambda each: each.losses[VALIDATION])
-            self.run.chosen["l2"] = fit.penalty.l2
-            if asked.l1:
-                self.run.chosen["l1"] = fit.penalty.l1
-        else:
-            fit = next(each for each in self._path if each.penalty == asked)
+            self._tell_penalty(fit.penalty)
         missed = violation(self.moments[TRAINED], fit)
         if asked.l1 and missed > TOLERANCE:
-            self.run.warn(
-                f"the coefficients miss the optimum's conditions by {missed:.1g}, as "
-                "some columns are nearly collinear: raise l2"
-            )
+            self.run.warn(MISSED.format(f" by {missed:.1g}"))
         return fit
+
+    def _tell_penalty(self, penalty: Penalty) -> None:
+        """Report the penalty that the validation rows have chosen."""
+        self.run.chosen["l2"] = penalty.l2
+        if self.settings.l1:
+            self.run.chosen["l1"] = penalty.l1
 
     def _parameters(self, problem: TrainingProblem, solution: Solution) -> FloatArray:
         """Return the coefficients, and the intercept beyond the base, (d + 1, d_c)."""
@@ -548,15 +628,12 @@ class Moments(JoinMethod):
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the outcome of the sites' replies, compared with the mean label."""
-        constant = self.moments[TRAINED].constant()
-        baseline = {
-            PASSES[number]: self.moments[number].metrics(constant)
-            if number in self.moments
-            else {}
-            for number in (TRAINED, TEST)
-        }
-        weight = int(self.moments[TRAINED].joined_rows)
+        constant = self._constant_metrics()
+        baseline = {PASSES[n]: dict(constant.get(n, {})) for n in (TRAINED, TEST)}
+        weight = int(self._counts.totals[self._counts.passes.index(TRAINED)])
         outcome = self.read_outcome(replies, problem, weight)
+        if self._by_site is not None:
+            return replace(outcome, comparison={"baseline": baseline})
         if described(self.settings):
             self._section = self._describe(problem)
         else:
@@ -567,6 +644,13 @@ class Moments(JoinMethod):
             statistics=self._statistics(problem),
             comparison={"baseline": baseline},
         )
+
+    def _constant_metrics(self) -> Mapping[int, Mapping[str, float]]:
+        """Return the metrics of the mean label, by pass."""
+        if self._by_site is not None:
+            return self._by_site.constant
+        constant = self.moments[TRAINED].constant()
+        return {n: moments.metrics(constant) for n, moments in self.moments.items()}
 
     def complete(self, report: RunReport) -> RunReport:
         """Return the report with what else the moments tell."""

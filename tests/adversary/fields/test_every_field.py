@@ -44,6 +44,7 @@ from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
+    TRAIN_SOLVE,
 )
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
@@ -70,6 +71,8 @@ TRAINING = {
     "search": {"num_epochs": 1, "folds": 2},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
+    "reading": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1}
+    | {"moments_to": "label-site"},
     "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
     | {"test_fraction": 0.0},
 }
@@ -89,6 +92,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
     "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "reading": (("default",), (TRAIN_SOLVE,)),
     "information": (("default",), (TRAIN_INFORMATION,)),
     "personalised": (
         ("default",),
@@ -128,7 +132,13 @@ def run(name: str):
         )
     if name == "explain":
         return partial(federated.train, sql=SQL, method=Explain, mode="explain")
-    methods = {"drawing": "admm", "bins": "cg", "information": "cg", "search": Search}
+    methods = {
+        "drawing": "admm",
+        "bins": "cg",
+        "information": "cg",
+        "reading": "moments",
+        "search": Search,
+    }
     method = methods.get(name, name)
     return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
 

@@ -47,6 +47,7 @@ from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
     TRAIN_MOMENTS,
     TRAIN_SOLUTION,
+    TRAIN_SOLVE,
 )
 from tp_flower.methods.personalised.messages import (
     TRAIN_PERSONAL,
@@ -137,6 +138,7 @@ RUNS = {
     **dict.fromkeys(SGD, ("sgd", {"batch_size": 5})),
     **dict.fromkeys(DRAWING, ("admm", {"coreset_size": 6})),
     **dict.fromkeys(MOMENTS, ("moments", ONCE)),
+    TRAIN_SOLVE: ("moments", {**ONCE, "moments_to": "label-site"}),
     TRAIN_INFORMATION: ("cg", WITH_ERRORS),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
 }
@@ -149,6 +151,7 @@ RANKED_1 = arrays(ORDERS, rows=ROW_1)
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
 TWO_PASSES = array(ORDERS, "passes", lambda bits: bits | 4)
 MORE_PARAMETERS = array(ORDERS, "parameters", lambda own: np.append(own, 1.0))
+OTHER_MOMENTS = array(ORDERS, "products/0-0-1", lambda words: words + np.uint64(1))
 OTHER_CASE = change_of('tables = ["ORDERS", "orders", "*"]')
 EARLIER_MASKS = change_of("scores-number = 0")
 NO_JOINS = change_of("masking = null")
@@ -200,6 +203,7 @@ ATTACKS = {
     TRAIN_MOMENTS: (SHOP, TWO_PASSES, "'passes' has a row in several passes"),
     # sums that differ in one row
     TRAIN_INFORMATION: (SHOP, second_weighting, "'weights'|passes"),
+    TRAIN_SOLVE: (SHOP, OTHER_MOMENTS, "it has altered words"),
     TRAIN_SOLUTION: (SHOP, MORE_PARAMETERS, "'parameters'"),
     TRAIN_PERSONALISE: (SHOP, TRAINED_1, "min-rows.* the model of table 'o'|a row is"),
     TRAIN_SUMMARISE: (SHOP, change_of("summaries = 7"), "malformed"),

@@ -360,12 +360,16 @@ def test_rows_out_of_the_sample_take_no_part(monkeypatch):
         train_by(Chooser, test_fraction=0.3)
 
 
-def train_by(method, *, cuts=(), **how):
-    """Train on the tables, a site each, the label's in shards, by a server's method."""
+def train_by(method, *, cuts=(), users=(), **how):
+    """Train on the tables, a site each but for shards, by a server's method."""
     strategy = type("Strategy", (TablePuppetMoments,), {"method_type": method})
     settings = Settings(strategy="moments", **how)
     frames = tables()
-    shards = [{"orders": [shard]} for shard in pieces(frames.pop("orders"), *cuts)]
+    shards = [
+        {name: [shard]}
+        for name, places in (("orders", cuts), ("users", users))
+        for shard in pieces(frames.pop(name), *places)
+    ]
     others = [{name: [frame]} for name, frame in frames.items()]
     with LocalGrid([*shards, *others]) as grid:
         strategy(Query.from_sql(sql()), settings).start(grid)
@@ -386,6 +390,25 @@ def test_shards_know_which_of_their_rows_train():
         train_by(Chooser, **how)
     with pytest.raises(SiteError, match="label_rows"):
         train_by(Miscounts, **how)
+
+
+class MiscountsJoined(Dishonest):
+    """Tells a number of joined rows of a shard that is not its own."""
+
+    def changed(self, request):
+        first, second, *others = request.split_rows
+        return replace(request, split_rows=[first + 1, second - 1, *others])
+
+
+def test_shards_of_another_table_know_which_of_their_rows_train(monkeypatch):
+    how = {"users": (7, 12), "test_split": "random(u)", "test_fraction": 0.3}
+    train_by(Dishonest, validation_fraction=0.2, **how)
+    for lie in ("swap", "leave out"):
+        monkeypatch.setattr(Chooser, "how", lie)
+        with pytest.raises(SiteError, match="other rows than the run's split"):
+            train_by(Chooser, **how)
+    with pytest.raises(SiteError, match="split_rows"):
+        train_by(MiscountsJoined, **how)
 
 
 def test_moments_leave_once_in_a_run():

@@ -54,7 +54,9 @@ OF_SINGLE_SITES = {
 }
 """Policies for methods whose models leave in the clear."""
 OF_MOMENTS = {
-    "orders": POLICIES["orders"].replace("{ stat", '{ moments = "clear", stat')
+    "orders": POLICIES["orders"].replace(
+        "{ stat", '{ moments = "clear", regressions = "clear", stat'
+    )
 }
 """Policies for second moments of the joined rows."""
 OF_COVARIANCE = {

@@ -75,8 +75,9 @@ def test_no_two_sums_have_a_pad_in_common():
     tags = np.arange(14, dtype=np.uint64).reshape(7, 2)
     counts = np.ones((7, 2), np.int64)
     pads = []
-    told = ((b"one", b"other"), ("training", "test"), "01", ((5, 5), (4, 6)))
-    for key, pass_name, more, label_rows in product(*told):
+    of_shards = ((5, 5), (4, 6))
+    told = ((b"one", b"other"), ("training", "test"), "01", of_shards, of_shards)
+    for key, pass_name, more, label_rows, split_rows in product(*told):
         keys = SharedKeys(
             key,
             tags,
@@ -85,6 +86,7 @@ def test_no_two_sums_have_a_pad_in_common():
             {"a": 3, "b": 2, "c": 5},
             pass_name,
             label_rows=label_rows,
+            split_rows=split_rows,
         )
         pads += [
             keys.of_shard(side, shard, source).ravel()

@@ -53,8 +53,18 @@ class EnumeratedPads:
         return np.array(bits, np.uint64).reshape(shape)
 
 
-def sent(tree, keys, values, pads, monkeypatch):
-    """All that the tables send, in one pass."""
+class EnumeratedReader:
+    """The pads of the label's site, enumerated likewise."""
+
+    def __init__(self, pads: EnumeratedPads) -> None:
+        self.pads = pads
+
+    def of_block(self, _, pair, shape):
+        return self.pads.take(("reader", *pair), shape)
+
+
+def sent(tree, keys, values, pads, monkeypatch, *, to_label_site=False):
+    """All that the tables send, in one pass; the first is the label's."""
 
     def of_shard(self, side, shard, source):
         return pads.take((self.key, side, shard, source), (len(self.tags), 1))
@@ -88,7 +98,11 @@ def sent(tree, keys, values, pads, monkeypatch):
             )
             for edge, of_edge in rows.edges.items()
         }
-        summed = SummedShard(table, tree, rows, words, columns, told, secrets)
+        is_reader = to_label_site and table == tree.tables[0]
+        reader = EnumeratedReader(pads) if is_reader else None
+        summed = SummedShard(
+            table, tree, rows, words, columns, told, secrets, reader=reader
+        )
         contributions[table] = summed.in_pass(0, "training").contribution()
     return counted, contributions
 
@@ -145,3 +159,37 @@ def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
         assert all(seen == views[0] for seen in views)
         compared += len(views) - 1
     assert compared
+
+
+@pytest.mark.cases("several rows a key")
+@pytest.mark.parametrize(
+    ("tree", "keys"),
+    [
+        pytest.param(PAIR, {(0, "a"): [0, 0], (0, "b"): [0]}, id="several rows a key"),
+        pytest.param(LEFT, {(0, "a"): [0, -1], (0, "b"): [0]}, id="no partner"),
+    ],
+)
+def test_all_databases_give_one_view_where_the_label_s_site_reads(
+    tree, keys, monkeypatch
+):
+    views = []
+    moments = set()
+    for values in databases(tree, keys):
+        pads = EnumeratedPads()
+        counted, contributions = sent(tree, keys, values, pads, monkeypatch)
+        moments.add(moments_of(tree, counted, contributions))
+        sent(tree, keys, values, pads, monkeypatch, to_label_site=True)
+        seen = Counter()
+        for bits in product((0, 1), repeat=len(pads.places)):
+            padded = sent(
+                tree,
+                keys,
+                values,
+                EnumeratedPads(bits),
+                monkeypatch,
+                to_label_site=True,
+            )
+            seen[view(padded[1])] += 1
+        views.append(seen)
+    assert len(moments) > 1
+    assert all(seen == views[0] for seen in views)

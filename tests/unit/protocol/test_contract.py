@@ -35,7 +35,7 @@ OF_METHODS = (
         "sends_rows",
         "summary",
     ),
-    "private",
+    *("private", "reader", "server_reads"),
 )
 LEAVE_WITH = {
     Action.PREPARE: [("curvature", "admm"), ("gram", "admm")],

@@ -74,7 +74,8 @@ OF_OTHER_RUNS = {
     "sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
-    "moments": {"hidden_sizes", "device", "private_tables", *DESCRIPTIONS},
+    "moments": {"hidden_sizes", "device", "private_tables", "moments_to"}
+    | DESCRIPTIONS,
     "personalised": {"max_joined_rows"},
 }
 """By strategy, what is read with other settings only, or declared for all."""

@@ -129,6 +129,7 @@ def test_every_choice_is_accepted_and_others_are_not(key):
     describes = {"strategy": "moments", "test-fraction": 0.0}
     needs |= {"table-one": describes, "clustered": {"cluster": "c"}}
     needs["kaplan-meier"] = {**describes, "curve-times": "30"}
+    needs["label-site"] = {"strategy": "moments"}
     for value in CHOICES[key]:
         if key == "coreset-solver" and value not in ("auto", *needs):
             continue  # of a strategy that is not there

@@ -104,7 +104,7 @@ def check_rule(rule, difference):
     elif key == "releases":
         strict = {"models": "sealed", "scores": "masked", "regions": 0, "bins": 0}
         strict |= {"moments": "never", "factors": "never", "covariance": "never"}
-        strict["categories"] = "never"
+        strict |= {"categories": "never", "regressions": "never"}
         assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":
         assert difference == {"scores_per_rank": "any"}

@@ -73,6 +73,7 @@ def test_a_policy_with_every_key(tmp_path):
         releases=Releases(
             *("clear", "never", "private", "clear"),
             moments="private",
+            regressions="never",
             regions=7,
             factors="never",
             covariance="never",
@@ -121,6 +122,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
             models="sealed",
             scores="masked",
             moments="never",
+            regressions="never",
             regions=0,
             factors="never",
             covariance="never",
@@ -192,7 +194,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert first.policy.columns == second.policy.columns == ("a",)
     levels = ("private", "never", "never")
     rest = {"moments": "private", "regions": 0, "factors": "never", "bins": 8}
-    rest |= {"covariance": "never", "categories": "never"}
+    rest |= {"covariance": "never", "categories": "never", "regressions": "never"}
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()

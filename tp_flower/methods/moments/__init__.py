@@ -4,13 +4,17 @@ from typing import Final
 
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.method import Method, least_squares
-from tp_flower.methods.moments.messages import TRAIN_MOMENTS, TRAIN_SOLUTION
+from tp_flower.methods.moments.messages import (
+    TRAIN_MOMENTS,
+    TRAIN_SOLUTION,
+    TRAIN_SOLVE,
+)
 from tp_flower.protocol.training_messages import Update
 
 MOMENTS: Final = Method(
     name="moments",
     family="moments",
-    actions=(TRAIN_MOMENTS, TRAIN_SOLUTION),
+    actions=(TRAIN_MOMENTS, TRAIN_SOLVE, TRAIN_SOLUTION),
     epochs=1,
     rules="tp_flower.methods.moments.settings:RULES",
     updates=(Update.GIVEN,),

@@ -34,7 +34,9 @@ all of them are linear in the rows. A shard pads its sums by itself, and who tak
 off adds those of all shards that have the key; what the shards of a table send of a
 block besides has masks that cancel among them.
 
-All words are modulo 2^64. What the server gets is uniform given S.
+All words are modulo 2^64. What the server gets is uniform given S; where the label's
+site reads S in its place, it is uniform
+(:mod:`tp_flower.methods.moments.reading.label_site`).
 
 Notation:
     k  keys of an edge that joined rows have        d_t  columns of table t
@@ -56,6 +58,11 @@ from tp_flower.arrays import IntArray
 from tp_flower.keyed_hash import HashArray
 from tp_flower.methods.moments.counts import Codes, CountedRows
 from tp_flower.methods.moments.pads import SharedKeys
+from tp_flower.methods.moments.reading.label_site import (
+    ReaderPads,
+    block_with_checks,
+    with_check,
+)
 from tp_flower.methods.moments.tree import JoinTree, Pair, Source
 from tp_flower.methods.moments.words import WordArray, inner
 from tp_flower.privacy.key_agreement import pair_masks
@@ -206,7 +213,10 @@ class PaddedShard:
     Attributes:
         values: the columns of all of the shard's rows.
         positions: (n,), of those that take part.
+        columns: of every table, with its check where there are some.
         keys: by edge, what the shard shares with those on the other side.
+        check: the weights of its check, (d,); None without.
+        reader: the pads of the label's table, where its site reads the moments.
     """
 
     table: str
@@ -218,6 +228,8 @@ class PaddedShard:
     keys: Mapping[int, SharedKeys]
     masks: ShardMasks
     pass_name: str
+    check: WordArray | None = None
+    reader: ReaderPads | None = None
     _pads_across: dict[Source, WordArray] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -243,8 +255,19 @@ class PaddedShard:
     @cached_property
     def _own(self) -> tuple[dict[int, WordArray], WordArray]:
         """A of the table's own columns, by edge, (k, d), and X^T diag(G) X, (d, d)."""
+        sums, product = self._added_up
+        if self.check is None:
+            return sums, product
+        checked = {
+            edge: with_check(of_edge, self.check) for edge, of_edge in sums.items()
+        }
+        return checked, block_with_checks(product, self.check)
+
+    @cached_property
+    def _added_up(self) -> tuple[dict[int, WordArray], WordArray]:
+        """What is in ``_own``, without a check."""
         rows = self.rows
-        width = self.columns[self.table]
+        width = self.columns[self.table] - (self.check is not None)
         sums = {
             number: np.zeros((rows.keys[number], width), np.uint64)
             for number, source in self._sent
@@ -301,6 +324,8 @@ class PaddedShard:
         block += self.masks.of_block(self.pass_name, pair, block)
         for number in self.tree.edges_of(self.table):
             block += self.keys[number].of_block(self.table, self.masks.shard, pair)
+        if self.reader is not None:
+            block += self.reader.of_block(self.pass_name, pair, block.shape)
         return block
 
     def _block(self, first: str, second: str) -> WordArray:
@@ -359,6 +384,9 @@ class SummedShard:
         secrets: by edge, shared with the other side.
         bits: after the point of every table's columns, where all sites know them.
         label_rows: of each shard of the label's table, as the sites are told.
+        split_rows: of each shard of another table that is held out at random.
+        check: the weights of its check, (d,); None without.
+        reader: the pads of the label's table, where its site reads the moments.
     """
 
     table: str
@@ -371,6 +399,9 @@ class SummedShard:
     masks: ShardMasks = field(default_factory=ShardMasks)
     bits: Mapping[str, int] = field(default_factory=dict)
     label_rows: Sequence[int] = ()
+    split_rows: Sequence[int] = ()
+    check: WordArray | None = None
+    reader: ReaderPads | None = None
 
     def in_pass(self, number: int, pass_name: str) -> PaddedShard:
         """Return the shard in the pass of a number and a name."""
@@ -388,6 +419,8 @@ class SummedShard:
             keys,
             self.masks,
             pass_name,
+            self.check,
+            self.reader,
         )
 
     def _shared_keys(self, edge: int, number: int, pass_name: str) -> SharedKeys:
@@ -408,6 +441,7 @@ class SummedShard:
             pass_name,
             self.bits,
             self.label_rows,
+            self.split_rows,
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from tp_flower.arrays import AnyArray
 from tp_flower.methods.moments.counts import MOST_TUPLES
 from tp_flower.protocol import fields as f
-from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.fields import SITES, Body, Discloses, PartBody, Reply, Request
 from tp_flower.protocol.messages import declare_action
 from tp_flower.protocol.setup_messages import SealedText
 
@@ -20,6 +20,9 @@ MOST_SHARE: Final = 1e6
 
 LARGEST_SLOPE: Final = (1 << 20) - 1
 """Of a row's loss, as a whole number of either sign."""
+
+SIGNIFICANT_DIGITS: Final = 6
+"""Of what the label's site tells of a model: of a sum they tell 20 bits, not all."""
 
 Bits = Annotated[int, f.between(-64, 64)]
 Pass = Annotated[int, f.between(0, MOST_PASSES - 1)]
@@ -66,6 +69,8 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         largest_weight: of a row, by the query's weight.
         label_rows: of each shard of the label's table; by all of them together a
             shard knows which of its rows are held out at random.
+        split_rows: likewise of another table in several shards whose rows are held out
+            at random, those of each shard that are in joined rows.
     """
 
     passes: list[Pass]
@@ -75,6 +80,7 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
     classes: list[str | f.Finite] = []
     largest_weight: f.Positive = 1.0
     label_rows: list[f.Count]
+    split_rows: list[f.Count] = []
     parts: dict[int, CountedPart]
 
     discloses = (
@@ -85,8 +91,12 @@ class MomentsRequest(Request, frozen=True, kw_only=True):
         ),
         Discloses(
             "how many columns each table has, and the magnitude of the label; how many "
-            "rows the shards of its table have",
-            fields=("columns", "bits", "classes", "largest_weight", "label_rows"),
+            "rows the shards of its table have, and how many of those of a table that "
+            "is held out at random are joined",
+            fields=(
+                *("columns", "bits", "classes", "largest_weight"),
+                *("label_rows", "split_rows"),
+            ),
         ),
     )
     schedule = ("encoder", "outputs")
@@ -98,7 +108,8 @@ class PaddedPart(PartBody, frozen=True, kw_only=True):
     Attributes:
         features: encoded columns, d.
         deviation: of the noise on a moment of the table's columns, in their unit.
-        bits: of each column, label and intercept among them, after the point.
+        bits: of each column, label and intercept among them, after the point; sealed
+            for the label's site where it reads the moments.
         sums: words, by pass, join and table: ``0-2-1`` are those of table 1 by the keys
             of join 2 in pass 0.
         products: words, by pass and two tables.
@@ -106,7 +117,8 @@ class PaddedPart(PartBody, frozen=True, kw_only=True):
 
     features: f.Count
     deviation: f.NonNegative = 0.0
-    bits: ColumnBits
+    bits: ColumnBits | None = None
+    sealed_bits: SealedText | None = None
     sums: dict[
         str, Annotated[AnyArray, f.ArraySpec("uint64", ("joined-{}", "columns-{}"))]
     ] = {}
@@ -130,12 +142,35 @@ class MomentsReply(Reply, frozen=True, kw_only=True):
             covered_by="pads",
             kinds=("second-moments",),
             policy="moments",
+            when="server_reads",
         ),
         Discloses(
             "the magnitude of each encoded column, as a power of two",
             fields=("bits",),
             kinds=("second-moments",),
             policy="moments",
+            when="server_reads",
+        ),
+        Discloses(
+            "to the site of {reader}, the second moments of the joined rows: for each "
+            "two columns of the tables, the label among them, the sum of their "
+            "products, over the training rows and over those held out",
+            fields=("sums", "products"),
+            covered_by="pads",
+            kinds=("site-moments",),
+            policy="regressions",
+            when="reader",
+            reader=SITES,
+        ),
+        Discloses(
+            "to the site of {reader}, the magnitude of each encoded column, as a power "
+            "of two",
+            fields=("sealed_bits",),
+            covered_by="sites",
+            kinds=("site-moments",),
+            policy="regressions",
+            when="reader",
+            reader=SITES,
         ),
         Discloses(
             "how much noise there is on the moments of {private}",
@@ -146,14 +181,111 @@ class MomentsReply(Reply, frozen=True, kw_only=True):
     schedule = ("features", "ledger")
 
 
-class SolvedPart(PartBody, frozen=True, kw_only=True):
-    """The parameters of a table's model, (p,)."""
+class PaddedBlocks(PartBody, frozen=True, kw_only=True):
+    """The moments under pads of the label's site.
 
-    parameters: Annotated[AnyArray, f.float64("parameters")]
+    Attributes:
+        products: words, by pass and two tables, each with its check.
+        sealed_bits: of every other part, by its number.
+    """
+
+    products: dict[
+        str, Annotated[AnyArray, f.ArraySpec("uint64", ("first-{}", "second-{}"))]
+    ] = {}
+    sealed_bits: dict[str, SealedText] = {}
+
+
+class SolveRequest(Request, frozen=True, kw_only=True):
+    """As the label's site: take the pads off the moments, and solve."""
+
+    parts: dict[int, PaddedBlocks]
+
+    discloses = (
+        Discloses(
+            "to the site of {reader} alone, the second moments of the joined rows, "
+            "under its own pads, and the magnitude of each column, sealed",
+            fields=("products", "sealed_bits"),
+            covered_by="pads",
+            when="reader",
+        ),
+    )
+
+
+class PassMetrics(Body, frozen=True, kw_only=True):
+    """How well a model does on the joined rows of a pass, and a constant beside it.
+
+    Attributes:
+        loss: half the mean square of what is left of the label's columns.
+        r2: absent where the label does not vary.
+        constant_loss: of the mean of the training rows' labels.
+        constant_r2: of it.
+    """
+
+    loss: f.NonNegative
+    r2: f.Finite | None = None
+    constant_loss: f.NonNegative
+    constant_r2: f.Finite | None = None
+
+
+class SolvedBlocks(PartBody, frozen=True, kw_only=True):
+    """What the label's site has solved for, and how well the model does.
+
+    Attributes:
+        sealed: the parameters of every table's model, by its position in the query.
+        metrics: by pass.
+        l1: the penalty of the model, chosen by the rows that validate.
+        l2: of it.
+        magnitude: the power of two above the label's root mean square; absent for
+            classes.
+        is_optimal: whether a lasso has come to its optimum.
+    """
+
+    sealed: dict[str, SealedText] = {}
+    metrics: dict[str, PassMetrics]
+    l1: f.NonNegative
+    l2: f.NonNegative
+    magnitude: Annotated[int, f.between(-1074, 1024)] | None = None
+    is_optimal: bool
+
+
+class SolveReply(Reply, frozen=True, kw_only=True):
+    """The sealed models of all tables, and how well they do."""
+
+    parts: dict[int, SolvedBlocks]
+
+    discloses = (
+        Discloses(
+            "half the mean square and R2, of the model and of a constant, on the "
+            "training rows and on those held out, in six digits; the penalty that "
+            "rows which validate have chosen; the magnitude of the label, as a power "
+            "of two",
+            fields=("metrics", "l1", "l2", "magnitude", "is_optimal"),
+            kinds=("moment-metrics",),
+            policy="regressions",
+            when="reader",
+        ),
+        Discloses(
+            "to the sites of each table, the parameters of its model",
+            fields=("sealed",),
+            covered_by="sites",
+            when="reader",
+            reader=SITES,
+        ),
+    )
+
+
+class SolvedPart(PartBody, frozen=True, kw_only=True):
+    """The parameters of a table's model, (p,).
+
+    Sealed where the label's site has solved for them.
+    """
+
+    parameters: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sealed: SealedText | None = None
 
 
 class SolutionRequest(Request, frozen=True, kw_only=True):
-    """Take the parameters that the server has solved for."""
+    """Take the parameters that the server has solved for, or the label's site."""
 
     parts: dict[int, SolvedPart]
 
@@ -161,6 +293,13 @@ class SolutionRequest(Request, frozen=True, kw_only=True):
         Discloses(
             "the parameters of the model of the site's table",
             fields=("parameters",),
+            when="server_reads",
+        ),
+        Discloses(
+            "the parameters of the model of the site's table",
+            fields=("sealed",),
+            covered_by="sites",
+            when="reader",
         ),
     )
 
@@ -285,10 +424,11 @@ class InformationReply(Reply, frozen=True, kw_only=True):
             policy="covariance",
         ),
     )
-    schedule = ("features", "deviation")
+    schedule = ("features", "deviation", "sealed_bits")
 
 
 TRAIN_MOMENTS: Final = declare_action("train.moments", MomentsRequest, MomentsReply)
+TRAIN_SOLVE: Final = declare_action("train.solve", SolveRequest, SolveReply)
 TRAIN_SOLUTION: Final = declare_action("train.solution", SolutionRequest, SolutionReply)
 TRAIN_INFORMATION: Final = declare_action(
     "train.information", InformationRequest, InformationReply

@@ -55,6 +55,7 @@ class SharedKeys:
         pass_name: of the pass.
         bits: after the point of every table's columns, where all know them.
         label_rows: of each shard of the label's table, as the sites are told.
+        split_rows: of each shard of another table that is held out at random.
     """
 
     key: bytes = field(repr=False)
@@ -65,13 +66,15 @@ class SharedKeys:
     pass_name: str
     bits: Mapping[str, int] = field(default_factory=dict)
     label_rows: Sequence[int] = ()
+    split_rows: Sequence[int] = ()
 
     @cached_property
     def states(self) -> WordArray:
         """The state of every key, (k, 2)."""
         shards = [counts.shape[1] for counts in self.counts]
         sizes = [sorted(of.items()) for of in (self.columns, self.bits)]
-        told = [self.pass_name, shards, *sizes, list(self.label_rows)]
+        of_shards = [list(self.label_rows), list(self.split_rows)]
+        told = [self.pass_name, shards, *sizes, *of_shards]
         stated = json.dumps(told)
         encryptor = block_cipher(self._derived(stated))
         states = _encrypted(encryptor, self.tags)

@@ -23,6 +23,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray
 from tp_flower.methods.moments.solve import JoinedMoments, Solution
+from tp_flower.splits import VALIDATION
 
 RIDGES: Final = tuple((10.0 ** np.arange(-6.0, 1.5, 0.5)).tolist())
 """Of standardised columns."""
@@ -86,6 +87,13 @@ def fit_path(
         losses = {n: moments.metrics(solution)["loss"] for n, moments in passes.items()}
         fits.append(Fit(penalty, solution, losses))
     return fits
+
+
+def chosen_fit(path: Sequence[Fit], asked: Penalty) -> Fit:
+    """Return the fit asked for, or of lowest validation loss if rows validate."""
+    if VALIDATION in path[0].losses:
+        return min(path, key=lambda fit: fit.losses[VALIDATION])
+    return next(fit for fit in path if fit.penalty == asked)
 
 
 def violation(moments: JoinedMoments, fit: Fit) -> float:

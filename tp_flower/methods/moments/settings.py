@@ -10,6 +10,7 @@ from typing import Final
 from tp_flower.methods.moments.describe.settings import (
     DescribeSettings,
     describe_conflicts,
+    described,
     tells_of_groups,
 )
 from tp_flower.methods.moments.messages import TRAIN_MOMENTS
@@ -45,6 +46,17 @@ WEIGHED: Final = (
 OVER_PAIRS: Final = ", and over pairs of rows of a cluster"
 
 
+SERVER: Final = "server"
+LABEL_SITE: Final = "label-site"
+TOLD_LABEL_SITE: Final = (
+    "nothing of its values but how well the model does: half the mean square, and R2, "
+    "of the training rows and of those held out, in six digits. The site of the label "
+    "reads the second moments of the joined rows in the server's place: of each two "
+    "columns of the tables the sum of their products. So it can work out every "
+    "regression among these columns, and it makes the models of all tables"
+)
+
+
 @dataclass(frozen=True)
 class MomentsSettings:
     """Strategy "moments": linear models from second moments."""
@@ -58,6 +70,13 @@ class MomentsSettings:
         "Tables of the query whose values privacy.features covers, each with "
         'privacy.epsilon, "a, b"; empty = all.',
         Form("tables, comma separated", _TABLES),
+    )
+    moments_to: str = setting(
+        SERVER,
+        'Who reads the second moments and solves: "server", or "label-site", the site '
+        "of the label's table, in the server's place, which is told how well the model "
+        "does. Policies allow that by releases.regressions.",
+        OneOf((SERVER, LABEL_SITE)),
     )
 
 
@@ -116,14 +135,47 @@ def _conflicts(settings: Settings) -> Iterator[str]:
             f"num-epochs: strategy {strategy!r} solves once, not "
             f"{settings.num_epochs} times: leave it 0"
         )
-    if settings.l1 and privacy.covers_features:
+    yield from _penalty_conflicts(settings)
+    yield from describe_conflicts(settings)
+    yield from _reader_conflicts(settings)
+
+
+def _penalty_conflicts(settings: Settings) -> Iterator[str]:
+    strategy = settings.method_name
+    if settings.l1 and settings.privacy.covers_features:
         yield (
             f"l1: strategy {strategy!r} chooses no columns by moments with noise: "
             "leave it 0, or set privacy.features = 'clear'"
         )
     if settings.l1 and settings.task == CLASSIFICATION:
         yield f"l1: strategy {strategy!r} takes none for classes: leave it 0"
-    yield from describe_conflicts(settings)
+
+
+def label_site_reads(settings: Settings) -> bool:
+    """Return whether the label's site reads the moments in place of the server."""
+    if "moments_to" not in settings.rules.reads:
+        return False
+    return settings.of(MomentsSettings).moments_to == LABEL_SITE
+
+
+def _reader_conflicts(settings: Settings) -> Iterator[str]:
+    if not label_site_reads(settings):
+        return
+    if described(settings):
+        yield (
+            f"moments-to: {LABEL_SITE!r} is for a model, and what describe asks for is "
+            f"in the server's report: set moments-to = {SERVER!r}"
+        )
+    if settings.privacy.covers_features:
+        yield (
+            f"moments-to: {LABEL_SITE!r} is for moments without noise: set moments-to "
+            f"= {SERVER!r}, or privacy.features = 'clear'"
+        )
+
+
+def _tells_instead(settings: Settings) -> str:
+    """Return what the server learns where it does not read the moments; else ""."""
+    return TOLD_LABEL_SITE if label_site_reads(settings) else ""
 
 
 def covers_values(settings: Settings, table: str) -> bool:
@@ -144,7 +196,9 @@ RULES: Final = Rules(
     | {"sample", "test_split", "validation_fraction", "l1", "l2", "row_weight"},
     conflicts=_conflicts,
     tells=tells_of_groups,
+    tells_instead=_tells_instead,
     pads_sums=lambda _: True,
+    seals_to_label=label_site_reads,
     covers_values=covers_values,
     begins={TRAIN_MOMENTS: _begins},
 )

@@ -6,9 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, IndexArray
+from tp_flower.arrays import FloatArray, IndexArray, IntArray
 from tp_flower.methods.moments.noise import entry_deviations
-from tp_flower.methods.moments.solve import JoinedMoments
+from tp_flower.methods.moments.solve import JoinedMoments, Solution
+from tp_flower.methods.moments.tree import Pair
+from tp_flower.methods.moments.words import WordArray, to_numbers
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,34 @@ class ColumnLayout:
     def moments(self, matrix: FloatArray) -> JoinedMoments:
         """Return the moments of a matrix, (D, D)."""
         return JoinedMoments(matrix, self.features, self.labels, self.intercept)
+
+    def matrix(
+        self, blocks: Mapping[Pair, WordArray], bits: Mapping[str, IntArray]
+    ) -> FloatArray:
+        """Return the symmetric matrix (D, D) of blocks of words by pair of tables.
+
+        ``bits`` are those of every table's columns.
+        """
+        matrix = np.zeros((self.total, self.total))
+        for (first, second), words in blocks.items():
+            block = to_numbers(words, bits[first], bits[second])
+            matrix[self.places[first], self.places[second]] = block
+            matrix[self.places[second], self.places[first]] = block.T
+        return matrix
+
+    def parameters(self, solution: Solution) -> dict[str, FloatArray]:
+        """Return the parameters of every table's model, (d_t [+ 1], d_c).
+
+        The intercept is the last of the label's table.
+        """
+        parameters = {}
+        for table, place in self.places.items():
+            is_of_table = (self.features >= place.start) & (self.features < place.stop)
+            block = solution.coefficients[is_of_table]
+            if table == self.label_table:
+                block = np.vstack([block, solution.intercept])
+            parameters[table] = block
+        return parameters
 
     def deviations(self, sigmas: Mapping[str, float]) -> FloatArray | None:
         """Return the deviation of the noise of private tables on each moment, (D, D).

@@ -1,0 +1,1 @@
+"""What a reader of second moments needs: the server, or the label's site."""
