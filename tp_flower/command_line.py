@@ -219,10 +219,10 @@ def tune(
     settings = settings.with_fields(
         folds=folds, candidates=tried or settings.candidates
     )
-    found = SearchResult(api.run(settings, announce=api.print_line))
-    show(found.view())
-    typer.echo(f"Model: {found.model.name}")
-    typer.echo(report_line(found.model.folder / REPORT_FILE))
+    search_result = SearchResult(api.run(settings, announce=api.print_line))
+    show(search_result.view())
+    typer.echo(f"Model: {search_result.model.name}")
+    typer.echo(report_line(search_result.model.folder / REPORT_FILE))
 
 
 def _describe(

@@ -11,7 +11,7 @@ from client_apps.data.row_effects import key_hasher
 from client_apps.data.saved_models import SavedModel, part_folder, parts_of
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import ModelError, SourceError
-from tp_flower.export.parts import PartName, TableColumns, TrainedPart, part_files
+from tp_flower.export.parts import HostedColumns, PartName, TrainedPart, part_files
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.model_names import ModelVersion
 from tp_flower.sources.shards import describe, load_tables
@@ -21,7 +21,7 @@ from tp_flower.sources.tables_file import ShardSource
 def named_parts(
     root: Path,
     model: ModelVersion,
-    wanted: Sequence[tuple[PartName, TableColumns]],
+    wanted: Sequence[tuple[PartName, HostedColumns]],
     *,
     with_onnx: bool,
 ) -> dict[str, bytes]:
@@ -73,12 +73,12 @@ def own_parts(
     return content
 
 
-def table_columns(shard: ShardSource) -> TableColumns:
+def table_columns(shard: ShardSource) -> HostedColumns:
     """Return the columns of a shard, with their types and the formats of their days."""
     schema = describe(shard)
     formats = {name: texts.best.format for name, texts in schema.texts.items()}
     unclear = tuple(name for name, texts in schema.texts.items() if texts.are_ambiguous)
-    return TableColumns(schema.columns, formats, shard.nulls, unclear)
+    return HostedColumns(schema.columns, formats, shard.nulls, unclear)
 
 
 def _shard_of(
@@ -96,7 +96,7 @@ def _shard_of(
 
 
 def _files(
-    saved: SavedModel, named: PartName, columns: TableColumns, *, with_onnx: bool
+    saved: SavedModel, named: PartName, columns: HostedColumns, *, with_onnx: bool
 ) -> Mapping[str, bytes]:
     """Return the files of one part."""
     numbers = [each for each in (saved.effects, saved.factors) if each is not None]

@@ -21,7 +21,7 @@ from tp_flower.export.archive import (
     VERSION,
     npz_bytes,
 )
-from tp_flower.export.parts import PartName, TableColumns, json_bytes
+from tp_flower.export.parts import HostedColumns, PartName, json_bytes
 from tp_flower.heads import Sum
 from tp_flower.joins.joining import join_order
 from tp_flower.learning.tree_arrays import TreeArrays
@@ -47,7 +47,7 @@ class Exported:
 
     model: ModelVersion
     content: Mapping[str, bytes]
-    parts: tuple[tuple[PartName, TableColumns], ...]
+    parts: tuple[tuple[PartName, HostedColumns], ...]
 
 
 def exported(home: Path, text: str) -> Exported:
@@ -196,8 +196,8 @@ def _named_parts(
             yield PartName(name, part.number, part.site), table, part
 
 
-def _columns(table: ModelTable, part: ModelPart) -> TableColumns:
+def _columns(table: ModelTable, part: ModelPart) -> HostedColumns:
     """Return the columns of the hosted table that a part is of."""
-    return TableColumns(
+    return HostedColumns(
         table.columns[part.name], table.formats.get(part.name, {}), DEFAULT_NULLS
     )

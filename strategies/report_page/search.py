@@ -22,17 +22,17 @@ _RANGE: Final = "The mean loss of each candidate, and its range over the folds"
 
 def sections(report: Record) -> Blocks:
     """Yield the candidates of a search, the best first, and a plot of their losses."""
-    found = report.at(SEARCH)
-    if not found:
+    section = report.at(SEARCH)
+    if not section:
         return
-    yield candidates(found)
-    yield interval_figure(_RANGE, _intervals(found))
-    yield costs(found)
+    yield candidates(section)
+    yield interval_figure(_RANGE, _intervals(section))
+    yield costs(section)
 
 
-def candidates(found: Record) -> blocks.Table:
+def candidates(section: Record) -> blocks.Table:
     """Return the table of the candidates, the best first."""
-    ranked = _ranked(found)
+    ranked = _ranked(section)
     columns = [_setting(name) for name in _keys(ranked, "settings")]
     columns = columns or [
         blocks.Column("settings", lambda _: "as they are", is_text=True)
@@ -43,16 +43,16 @@ def candidates(found: Record) -> blocks.Table:
     for name in _keys(ranked, "metrics"):
         columns.append(_number(name, of_metrics, "metrics", name))
     columns.append(_number("epochs", rows, "epochs"))
-    note = _NOTE.format(found.count("folds"), found.text("split"))
+    note = _NOTE.format(section.count("folds"), section.text("split"))
     if len(ranked) > MOST_ROWS:
         note += f" The best {MOST_ROWS} of {len(ranked)}; report.json has all."
     return tabulate("Search", ranked[:MOST_ROWS], columns, note)
 
 
-def costs(found: Record) -> blocks.Table:
+def costs(section: Record) -> blocks.Table:
     """Return the table of what the set-up and the fits of each fold have cost."""
-    fits = found.records("fits")
-    shared = found.at("set-up")
+    fits = section.records("fits")
+    shared = section.at("set-up")
     folds = sorted({round(each.amount("fold")) for each in fits})
     rows = [("set-up, once", *_cost_cells([shared]))]
     rows += [
@@ -90,19 +90,19 @@ def search_plot(report: Mapping[str, object]) -> str:
     return str(figure.svg)
 
 
-def _ranked(found: Record) -> list[Record]:
+def _ranked(section: Record) -> list[Record]:
     """Return the candidates, the lowest loss first, those that diverged last."""
-    listed = found.records("candidates")
+    listed = section.records("candidates")
     infinite = float("inf")
     return sorted(
         listed, key=lambda e: infinite if e.number("loss") is None else e.amount("loss")
     )
 
 
-def _intervals(found: Record) -> list[Interval]:
+def _intervals(section: Record) -> list[Interval]:
     """Return the mean loss of the best candidates, with the least and the largest."""
-    fits = found.records("fits")
-    numbered = list(enumerate(found.records("candidates")))
+    fits = section.records("fits")
+    numbered = list(enumerate(section.records("candidates")))
     intervals = []
     for number, each in numbered:
         losses = [

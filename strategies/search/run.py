@@ -31,7 +31,7 @@ Announce = Callable[[str], None]
 
 
 @dataclass
-class _Encoding:
+class _FoldEncoding:
     """The encoders of the last fit, and what they were fitted to."""
 
     fold: int | None = None
@@ -72,7 +72,7 @@ class Search(RoundStrategy):
         self._written = query
         self.trainer: TrainingStrategy = self._trainer_of(settings)
         self.results: list[CandidateFit] = []
-        self._encoding = _Encoding()
+        self._encoding = _FoldEncoding()
 
     def _trainer_of(self, settings: Settings) -> TrainingStrategy:
         """Return the strategy of a fit, which takes part in this run."""
@@ -95,7 +95,7 @@ class Search(RoundStrategy):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train every candidate on every fold, and the best on all rows."""
         self.results = []
-        self._encoding = _Encoding()
+        self._encoding = _FoldEncoding()
         self.trainer = self._trainer_of(self.settings)
         rows = yield from self._method.map_rows(self.inventory)
         self.epoch = 1
@@ -152,7 +152,7 @@ class Search(RoundStrategy):
             encoders = yield from fit_encoders(
                 joined, None if trainer.is_trial else trainer
             )
-            self._encoding = _Encoding(fold, joined.choices, encoders)
+            self._encoding = _FoldEncoding(fold, joined.choices, encoders)
         set_up = method.begin(joined, self._encoding.encoders)
         return (yield from trainer.train(set_up))
 

@@ -261,17 +261,17 @@ class _Ensemble:
 
     def add_categories(self, columns: Mapping[str, Any], weights: FloatArray) -> None:
         """Add the weights of categories: of each a tree of one node."""
-        place = len(columns["means"]) + len(columns["missing"])
+        index = len(columns["means"]) + len(columns["missing"])
         for column, codes in columns["categories"].items():
             for code in codes:
                 for target in range(self._outputs):
                     children = (
-                        self._leaf(weights[place, target], target),
+                        self._leaf(weights[index, target], target),
                         self._leaf(0.0, target),
                     )
                     self.roots.append(len(self._nodes))
                     self._nodes.append((int(column), _EQ, float(code), 0, *children))
-                place += 1
+                index += 1
 
     def added_to(self, graph: _Graph, rows: str) -> str:
         """Add the operator, and return its output."""
@@ -320,7 +320,7 @@ class _Ensemble:
                 children[node] = left, right
                 waiting += [right, left]
         first = len(self._nodes)
-        number = {node: first + place for place, node in enumerate(children)}
+        number = {node: first + index for index, node in enumerate(children)}
 
         def as_child(node: int) -> int:
             if node >= 0:

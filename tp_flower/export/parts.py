@@ -16,7 +16,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.errors import ModelError
 from tp_flower.export.archive import npz_bytes
 from tp_flower.export.onnx_graphs import onnx_bytes
-from tp_flower.export.selection import Selection, selection
+from tp_flower.export.selection import ExportedSelect, selection
 from tp_flower.features.bins import Binning, bin_columns
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import VectorEncoding
@@ -33,7 +33,7 @@ FOLDER: Final = "tables"
 
 
 @dataclass(frozen=True)
-class TableColumns:
+class HostedColumns:
     """The columns of a table as the model was trained on them.
 
     Attributes:
@@ -86,7 +86,7 @@ class TrainedPart:
 
 
 def part_files(
-    part: TrainedPart, named: PartName, columns: TableColumns, *, with_onnx: bool
+    part: TrainedPart, named: PartName, columns: HostedColumns, *, with_onnx: bool
 ) -> dict[str, bytes]:
     """Return the files of a part, by their paths in the archive.
 
@@ -162,7 +162,7 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _key_secrets(part: TrainedPart, selected: Selection) -> list[str]:
+def _key_secrets(part: TrainedPart, selected: ExportedSelect) -> list[str]:
     """Return the keys of the hashes of the first join keys, those that effects are of.
 
     Raises:

@@ -20,7 +20,7 @@ from tp_flower.sources.tables_file import ShardSource
 
 
 @dataclass(frozen=True)
-class Selection:
+class ExportedSelect:
     """What a part reads, as `part.json` has it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Selection:
 
 def selection(
     fragment: Fragment, types: Mapping[str, str], wanted: Mapping[str, int]
-) -> Selection:
+) -> ExportedSelect:
     """Return the selection of a fragment's filters, keys, offset and some features.
 
     Args:
@@ -79,7 +79,9 @@ def selection(
         )
         scan = Scan(connection, fragment.check(columns))
         plan = make_plan(source, scan)
-    return Selection(_pieces(plan, wanted), columns, _key_names(scan.fragment, plan))
+    return ExportedSelect(
+        _pieces(plan, wanted), columns, _key_names(scan.fragment, plan)
+    )
 
 
 def _pieces(plan: Plan, lengths: Mapping[str, int]) -> dict[str, Any]:

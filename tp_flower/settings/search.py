@@ -3,7 +3,7 @@
 A candidate replaces some settings of training. Each is trained on every fold of the
 rows (:mod:`tp_flower.folds`), and the one of the lowest mean loss on the rows held out
 trains the model of the run. Which fits a run makes, and in which order, follows from
-its settings: sites count them (:class:`Fit`).
+its settings: sites count them (:class:`PlannedFit`).
 """
 
 import json
@@ -110,7 +110,7 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
-class Fit:
+class PlannedFit:
     """One of the trainings of a search.
 
     Attributes:
@@ -122,7 +122,7 @@ class Fit:
     candidate: int | None
 
 
-def fits_of(settings: "Settings") -> list[Fit]:
+def fits_of(settings: "Settings") -> list[PlannedFit]:
     """Return the fits of a search in their order: fold by fold, then the last one.
 
     >>> from tp_flower.settings import Settings
@@ -132,11 +132,11 @@ def fits_of(settings: "Settings") -> list[Fit]:
     """
     count = len(candidates_of(settings))
     fits = [
-        Fit(fold, candidate)
+        PlannedFit(fold, candidate)
         for fold in range(settings.folds)
         for candidate in range(count)
     ]
-    return [*fits, Fit(None, None)]
+    return [*fits, PlannedFit(None, None)]
 
 
 def candidates_of(settings: "Settings") -> tuple[Candidate, ...]:

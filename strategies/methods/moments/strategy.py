@@ -175,8 +175,8 @@ class Moments(JoinMethod):
         messages = super().run_messages(is_sharded=is_sharded, is_ranked=is_ranked)
         if not self._site_reads:
             return messages
-        place = messages.index(TRAIN_SOLUTION)
-        return (*messages[:place], TRAIN_SOLVE, *messages[place:])
+        index = messages.index(TRAIN_SOLUTION)
+        return (*messages[:index], TRAIN_SOLVE, *messages[index:])
 
     def disclosure_values(self, joined: JoinedTables) -> DisclosureValues:
         """Return what covers the padded sums."""

@@ -41,9 +41,9 @@ def block_of(encoded: Sequence[Array | Hot], part: Json, rows: Array) -> Array:
         width = item["width"]
         if isinstance(piece, tuple):
             hot, values = piece
-            found = np.flatnonzero(hot[rows] >= 0)
-            ones = 1.0 if values is None else values[rows[found]]
-            block[found, start + hot[rows[found]]] = ones
+            columns = np.flatnonzero(hot[rows] >= 0)
+            ones = 1.0 if values is None else values[rows[columns]]
+            block[columns, start + hot[rows[columns]]] = ones
         else:
             block[:, start : start + width] = piece[rows]
         start += width
@@ -82,10 +82,10 @@ def _cyclic(item: Json, column: Array, _: object) -> Array:
     cycle = item["cycle"]
     with np.errstate(invalid="ignore", over="ignore"):
         if isinstance(cycle, str):
-            place, period = _time_part(cycle, column)
+            index, period = _time_part(cycle, column)
         else:
-            place, period = np.mod(column, cycle), cycle
-        angle = place * (2 * np.pi / period)
+            index, period = np.mod(column, cycle), cycle
+        angle = index * (2 * np.pi / period)
     missing = ~np.isfinite(angle)
     angle[missing] = 0.0
     waves = np.column_stack([np.sin(angle), np.cos(angle)])
@@ -140,7 +140,7 @@ def _categories(item: Json, column: Any) -> Keys:
 
 def _listed(item: Json, column: Any, _: object) -> Hot:
     codes, texts = _categories(item, column)
-    places = {text: place for place, text in enumerate(item["categories"])}
+    places = {text: index for index, text in enumerate(item["categories"])}
     hot = np.array([places.get(str(text), -1) for text in texts] + [-1], np.int64)
     return hot[codes], None
 
@@ -153,7 +153,7 @@ def _hashed(item: Json, column: Any, key: str | None) -> Hot:
         hot = (hashes[:, 0] % np.uint64(item["buckets"])).astype(np.int64)
         signs = 1.0 - 2.0 * (hashes[:, 1] & np.uint64(1)).astype(np.float32)
         return np.append(hot, -1)[codes], np.append(signs, np.float32(0))[codes]
-    places = {digits: place for place, digits in enumerate(item["hashes"])}
+    places = {digits: index for index, digits in enumerate(item["hashes"])}
     other = len(places) if item["other"] else -1
     digits = [row.astype(">u8").tobytes().hex() for row in hashes]
     hot = np.array([places.get(each, other) for each in digits] + [-1], np.int64)

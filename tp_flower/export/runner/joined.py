@@ -15,7 +15,7 @@ from tp_flower.export.runner.rows import Array, Json, quote_name
 from tp_flower.export.runner.trees import NO_BIN
 
 
-class Joined:
+class JoinedParts:
     """The joined rows, in the order of the label's table, then of the others.
 
     Attributes:
@@ -45,10 +45,10 @@ class Joined:
                 f"coalesce({quote_name(step['table'])}.row, -1)::BIGINT AS r{number}"
                 for number, step in enumerate(steps)
             ]
-            found = connection.execute(
+            fetched = connection.execute(
                 f"SELECT {', '.join(items)} FROM {self._clauses()} ORDER BY ALL"
             ).fetchnumpy()
-        return {step["table"]: found[f"r{n}"] for n, step in enumerate(steps)}
+        return {step["table"]: fetched[f"r{n}"] for n, step in enumerate(steps)}
 
     def _clauses(self) -> str:
         """Return what FROM says: the label's table, and the joins in their order."""

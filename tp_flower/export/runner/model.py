@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tp_flower.export.runner.answers import predictions
-from tp_flower.export.runner.joined import Joined
+from tp_flower.export.runner.joined import JoinedParts
 from tp_flower.export.runner.rows import Array, ExportError, Json, read_rows
 from tp_flower.export.runner.scoring import Partial, score_rows
 from tp_flower.export.runner.trees import NO_BIN, sum_of_trees
@@ -59,7 +59,7 @@ class Model:
             name: read_rows(part, tables[name], self._kept(part, keep))
             for name, part in self.parts.items()
         }
-        joined = Joined(self.about, read)
+        joined = JoinedParts(self.about, read)
         said = {}
         if divided := self.about["divided"]:
             # scores of other tables read the regions of its rows
@@ -70,7 +70,7 @@ class Model:
             if name not in said:
                 wanted = joined.wanted(part) if part["regions"] > 1 else None
                 said[name] = score_rows(part, read[name], wanted)
-        combined = Joined(self.about, said)
+        combined = JoinedParts(self.about, said)
         combined.rows = joined.rows
         return self._combined(combined)
 
@@ -88,9 +88,9 @@ class Model:
     def combine(self, said: Mapping[str, Partial]) -> dict[str, Array]:
         """Return the predictions of the joined rows from what the parts say."""
         self._check_names("combine", said)
-        return self._combined(Joined(self.about, said))
+        return self._combined(JoinedParts(self.about, said))
 
-    def _combined(self, joined: Joined) -> dict[str, Array]:
+    def _combined(self, joined: JoinedParts) -> dict[str, Array]:
         """Return the predictions of joined rows."""
         about = self.about
         label_table = about["label-table"]
@@ -124,7 +124,7 @@ class Model:
                 return str(part["part"])
         raise ExportError(f"the model has no part {number}: it is another model's")
 
-    def _add_trees(self, scores: Array, base: Array, joined: Joined) -> Array:
+    def _add_trees(self, scores: Array, base: Array, joined: JoinedParts) -> Array:
         """Return scores (N, w) with those of the trees that read all tables' bins."""
         bins = self.about["bins"]
         numbers = [joined.gather(table, "bins", NO_BIN) for table in bins["tables"]]

@@ -159,8 +159,10 @@ def _check_changes(
     if not changes:
         return
     counts = ", ".join(f"count(*) FILTER ({sql})" for sql in changes.values())
-    (found,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
-    for (name, raw, kind), changed in zip(changes, found, strict=True):
+    (changed_counts,) = connection.execute(
+        f"SELECT {counts} FROM {relation}"
+    ).fetchall()
+    for (name, raw, kind), changed in zip(changes, changed_counts, strict=True):
         if changed:
             raise ExportError(
                 f"{part}: column {name!r} is {raw}, and {changed} of its values are no "

@@ -77,11 +77,11 @@ def _scores(part: Json, features: Array, wanted: Array | None) -> Array:
 def by_key(part: Json, rows: Json, kind: str) -> Array:
     """Return the numbers that a model has of the rows' keys, (n, c); 0 for unknown."""
     n = int(rows["rows"])
-    known = part["arrays"].get(f"{kind}-keys")
-    if known is None:
+    stored = part["arrays"].get(f"{kind}-keys")
+    if stored is None:
         return np.zeros((n, 1))
     values = part["arrays"][f"{kind}s"]
-    if not len(known):
+    if not len(stored):
         return np.zeros((n, values.shape[1]))
     hashes = np.zeros((n, 2), np.uint64)
     lacks_key = np.zeros(n, np.bool_)
@@ -91,9 +91,9 @@ def by_key(part: Json, rows: Json, kind: str) -> Array:
         hashes ^= np.concatenate([of_texts, np.zeros((1, 2), np.uint64)])[codes]
         lacks_key |= codes < 0
     hashes[lacks_key] = 0
-    place = np.minimum(np.searchsorted(known[:, 0], hashes[:, 0]), len(known) - 1)
-    is_known = (known[place] == hashes).all(axis=1)
-    return np.where(is_known[:, None], values[place].astype(np.float64), 0.0)
+    position = np.minimum(np.searchsorted(stored[:, 0], hashes[:, 0]), len(stored) - 1)
+    is_known = (stored[position] == hashes).all(axis=1)
+    return np.where(is_known[:, None], values[position].astype(np.float64), 0.0)
 
 
 def _linear(part: Json, features: Array, _: Region) -> Array:
@@ -176,7 +176,7 @@ def _line(columns: Json, rows: Array, weights: Array, *, is_sparse: bool) -> Arr
         total += np.isnan(rows[:, column])[:, None] * next(following)
     for column, codes in columns["categories"].items():
         of_codes = np.array([*(next(following) for _ in codes), 0.0 * weights[0]])
-        place = np.searchsorted(codes, rows[:, int(column)])
-        known = np.array([*codes, np.nan])[place] == rows[:, int(column)]
-        total += of_codes[np.where(known, place, len(codes))]
+        position = np.searchsorted(codes, rows[:, int(column)])
+        stored = np.array([*codes, np.nan])[position] == rows[:, int(column)]
+        total += of_codes[np.where(stored, position, len(codes))]
     return total

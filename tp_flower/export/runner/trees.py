@@ -97,7 +97,7 @@ def regions_of(arrays: Arrays, features: Array) -> Array:
 def bins_of(columns: Sequence[Json], arrays: Arrays, features: Array) -> Array:
     """Return the numbers of rows' intervals or categories, uint8 (b, c)."""
     numbers = np.empty((len(features), len(columns)), np.uint8)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         first, size = column["first"], column["size"]
         values = features[:, first]
         if column["hot"]:
@@ -107,15 +107,15 @@ def bins_of(columns: Sequence[Json], arrays: Arrays, features: Array) -> Array:
             codes = np.clip(values, 0, size - 1)
             cells = np.where(values <= MISSING, size, codes)
         else:
-            edges = _piece(arrays, "bins-edge", place)
-            found = np.searchsorted(edges, values, side="right")
-            cells = np.where(values <= MISSING, len(edges) + 1, found)
-        of_cells = _piece(arrays, "bins-number", place)
-        numbers[:, place] = of_cells[cells.astype(np.int64)]
+            edges = _piece(arrays, "bins-edge", index)
+            bins = np.searchsorted(edges, values, side="right")
+            cells = np.where(values <= MISSING, len(edges) + 1, bins)
+        of_cells = _piece(arrays, "bins-number", index)
+        numbers[:, index] = of_cells[cells.astype(np.int64)]
     return numbers
 
 
-def _piece(arrays: Arrays, name: str, place: int) -> Array:
+def _piece(arrays: Arrays, name: str, index: int) -> Array:
     """Return what a column has of an array that holds all columns'."""
-    start, stop = arrays[f"{name}_starts"][place : place + 2]
+    start, stop = arrays[f"{name}_starts"][index : index + 2]
     return arrays[f"{name}s"][start:stop]

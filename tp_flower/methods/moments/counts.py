@@ -186,16 +186,16 @@ def count_joins(
 
     def edge_rows(number: int, table: str) -> EdgeRows:
         other = tree.edges[number].other(table)
-        place = (number, other)
-        if place not in outgoing:
+        index = (number, other)
+        if index not in outgoing:
             further = {
                 edge: edge_rows(edge, other)
                 for edge in tree.edges_of(other)
                 if edge != number
             }
             counts = CountedRows(further, weights[other]).counts()
-            outgoing[place] = sums_of_keys(codes[place], counts, keys[number])
-        return EdgeRows(codes[number, table], outgoing[place], unmatched[number, table])
+            outgoing[index] = sums_of_keys(codes[index], counts, keys[number])
+        return EdgeRows(codes[number, table], outgoing[index], unmatched[number, table])
 
     return {
         table: CountedRows(

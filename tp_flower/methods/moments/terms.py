@@ -69,9 +69,9 @@ def private_tables(proposal: Proposal, settings: Settings) -> frozenset[str]:
     """
     if not settings.privacy.covers_features:
         return frozenset()
-    known = {table.lower() for table in proposal.tables}
+    names = {table.lower() for table in proposal.tables}
     named = settings.of(MomentsSettings).private_tables
-    if unknown := [name for name in named if name.lower() not in known]:
+    if unknown := [name for name in named if name.lower() not in names]:
         raise SettingsError(
             f"private-tables: {unknown[0]!r} is no table of the query, whose tables "
             f"are {', '.join(proposal.tables)}"
@@ -95,8 +95,8 @@ def entity_table(proposal: Proposal, settings: Settings) -> str:
     named = entity_named(settings.row_weight)
     if named is None:
         return ""
-    known = {table.lower(): table for table in proposal.tables}
-    return known.get(named.lower(), "") if named else proposal.label_table
+    names = {table.lower(): table for table in proposal.tables}
+    return names.get(named.lower(), "") if named else proposal.label_table
 
 
 def splitting_table(proposal: Proposal, settings: Settings) -> str:

@@ -35,8 +35,8 @@ def _table(moments: blocks.Record, notes: str) -> blocks.Table:
     columns = [
         blocks.text_column("", "variable"),
         *(
-            blocks.Column(group.text("name"), partial(_cell, place))
-            for place, group in enumerate(groups)
+            blocks.Column(group.text("name"), partial(_cell, index))
+            for index, group in enumerate(groups)
         ),
     ]
     if moments.text("group-by"):
@@ -54,9 +54,9 @@ def _table(moments: blocks.Record, notes: str) -> blocks.Table:
     return blocks.tabulate(title, rows, columns, f"{how} {notes}".strip())
 
 
-def _cell(place: int, row: blocks.Record) -> str:
+def _cell(index: int, row: blocks.Record) -> str:
     cells = row.texts("cells")
-    return cells[place] if place < len(cells) else ""
+    return cells[index] if index < len(cells) else ""
 
 
 def _size(group: blocks.Record, empty: str) -> str:

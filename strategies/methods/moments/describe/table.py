@@ -212,8 +212,8 @@ class TableOne:
         spec = self.rows.specs[event]
         positions = self.rows.columns_of(event)
         if not self._is_number(event):
-            place = event_category(spec) or 0
-            column = self.rows.unit(positions[place : place + 1])
+            index = event_category(spec) or 0
+            column = self.rows.unit(positions[index : index + 1])
             return self.rows.count(column, self._groups)
         counts, spread = self._spread(event)
         centre, unit = scale_of(spec)
@@ -243,10 +243,10 @@ class TableOne:
             counts, spread = self._spread(feature)
             error = float(spread.errors[0])
             if error > figures.NOTABLE and counts[0] > 1 and spread.means[0]:
-                known = f"right to about {error:.0%}"
+                precision = f"right to about {error:.0%}"
                 if np.isinf(error):
-                    known = "nothing but rounding is left of it"
-                yield IMPRECISE.format(feature, known)
+                    precision = "nothing but rounding is left of it"
+                yield IMPRECISE.format(feature, precision)
         if self.times is not None and (missing := self._without(*self.times)):
             yield NO_RATE.format(missing if missing >= self.least else "some")
 

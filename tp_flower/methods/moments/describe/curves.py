@@ -107,12 +107,12 @@ def log_rank(counts: GridCounts) -> LogRank:
     test = None
     if len(compared) > 1:
         # the groups' differences add up to 0: one of them follows
-        kept = compared[:-1]
-        difference = (observed - expected)[kept]
-        spread = variance[np.ix_(kept, kept)]
+        chosen = compared[:-1]
+        difference = (observed - expected)[chosen]
+        spread = variance[np.ix_(chosen, chosen)]
         solved = scipy.linalg.lstsq(spread, difference)[0]
         statistic = float(difference @ solved)
-        freedom = len(kept)
+        freedom = len(chosen)
         p = float(special.chdtrc(freedom, statistic))
         test = Test("log-rank", statistic, (freedom,), p)
     return LogRank(test, observed, expected)
@@ -146,14 +146,14 @@ def shown_points(
     points = []
     last = rows
     since = 0
-    for place, (risk, died) in enumerate(
+    for index, (risk, died) in enumerate(
         zip(at_risk.tolist(), deaths.tolist(), strict=True)
     ):
         since += died
         if least > 1 and (since < least or risk < least):
             continue
         is_told = least > 1 and 0 < last - risk < least
-        points.append(Point(place, since, None if is_told else risk))
+        points.append(Point(index, since, None if is_told else risk))
         last = last if is_told else risk
         since = 0
     return points

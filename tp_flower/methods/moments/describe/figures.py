@@ -115,7 +115,7 @@ def analysis_of_variance(counts: IntArray, spread: Spread) -> Test | None:
     return Test("F", statistic, (groups - 1, within), p)
 
 
-class Shares(NamedTuple):
+class CategoryShares(NamedTuple):
     """Shares of categories in groups, and the ends of the 95 % interval, (r, c)."""
 
     shares: FloatArray
@@ -123,7 +123,7 @@ class Shares(NamedTuple):
     high: FloatArray
 
 
-def shares_of(counts: IntArray) -> Shares:
+def shares_of(counts: IntArray) -> CategoryShares:
     """Return the shares of counts (r, c) in the sums of their columns.
 
     Intervals are Wilson's, which are those of R's ``prop.test(correct = FALSE)``; NaN
@@ -144,7 +144,7 @@ def shares_of(counts: IntArray) -> Shares:
         centre = (counts + square / 2.0) / (rows + square)
         reach = np.sqrt(square * (variance + square / 4.0)) / (rows + square)
     shares: FloatArray = counts / np.maximum(rows, 1)
-    return Shares(shares, np.maximum(centre - reach, 0.0), centre + reach)
+    return CategoryShares(shares, np.maximum(centre - reach, 0.0), centre + reach)
 
 
 class Rates(NamedTuple):

@@ -89,14 +89,14 @@ def group_column(bound: BoundQuery, group_by: str) -> NamedColumn | None:
     """Return the feature whose categories are the groups; None without groups."""
     if not group_by:
         return None
-    found = _columns_named(bound, group_by)
-    if len(found) != 1:
-        several = " and ".join(map(str, found))
+    columns = _columns_named(bound, group_by)
+    if len(columns) != 1:
+        several = " and ".join(map(str, columns))
         raise QueryError(
             f"group-by: {group_by!r} is {several or 'no column of the query'}: write "
             "one column with the alias of its table, such as c.segment"
         )
-    return found[0]
+    return columns[0]
 
 
 def _group_sql(group_by: str) -> str:
@@ -190,12 +190,14 @@ def _intervals(items: Sequence[Item], times: Sequence[float]) -> Iterator[Item]:
         f"WHEN {time.sql} <= {bound!r} THEN {number}"
         for number, bound in enumerate(times, 1)
     )
-    known = (
+    unless_missing = (
         f"CASE WHEN {time.sql} IS NULL OR {code} IS NULL THEN NULL "
         f"WHEN {time.sql} < 0 OR {code} NOT IN (0, 1) THEN {INVALID}"
     )
-    interval = f"{known} {bounds} ELSE {len(times) + 1} END"
-    of_event = f"{known} WHEN {code} = 0 THEN 0 {bounds} ELSE {len(times) + 1} END"
+    interval = f"{unless_missing} {bounds} ELSE {len(times) + 1} END"
+    of_event = (
+        f"{unless_missing} WHEN {code} = 0 THEN 0 {bounds} ELSE {len(times) + 1} END"
+    )
     for name, sql in ((INTERVAL, interval), (INTERVAL_OF_EVENT, of_event)):
         yield SelectItem(name, render(parse_expression(sql, name)))
 

@@ -82,8 +82,10 @@ class ColumnLayout:
         The intercept is the last of the label's table.
         """
         parameters = {}
-        for table, place in self.places.items():
-            is_of_table = (self.features >= place.start) & (self.features < place.stop)
+        for table, columns in self.places.items():
+            is_of_table = (self.features >= columns.start) & (
+                self.features < columns.stop
+            )
             block = solution.coefficients[is_of_table]
             if table == self.label_table:
                 block = np.vstack([block, solution.intercept])
