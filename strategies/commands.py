@@ -25,10 +25,10 @@ from strategies import STRATEGIES
 from strategies.app import choose_sql, page_line
 from strategies.inference.manifest import (
     Manifest,
+    metrics_of_test,
     metrics_text,
     read_manifest,
     resolve,
-    test_metrics,
 )
 from strategies.report_page.page import explanation_view, read_report, result_view
 from strategies.run.grid import InProcessGrid
@@ -222,7 +222,7 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
             manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
             ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
-            test_metrics(manifest),
+            metrics_of_test(manifest),
         )
         rows.append(row)
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
@@ -247,7 +247,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         "base score": ", ".join(map(format_value, manifest.base_score)),
         "joined rows": format_count(manifest.joined_rows),
         "train": metrics_text(manifest.train),
-        "test": test_metrics(manifest),
+        "test": metrics_of_test(manifest),
         "software": ", ".join(
             f"{name} {version}" for name, version in manifest.versions.items()
         ),

@@ -364,7 +364,7 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     return path
 
 
-def test_metrics(manifest: Manifest) -> str:
+def metrics_of_test(manifest: Manifest) -> str:
     """Return the metrics of a model's held-out rows, and which rows those were."""
     split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
     share = float(str(manifest.settings["test-fraction"]))

@@ -150,7 +150,7 @@ class ModelStrategy(RoundStrategy):
                 "version": manifest.model_version,
                 "created": manifest.created,
                 "strategy": manifest.settings["strategy"],
-                "tested": manifests.test_metrics(manifest) if manifest.test else "",
+                "tested": manifests.metrics_of_test(manifest) if manifest.test else "",
                 "loss": manifest.loss,
                 "classes": manifest.classes,
             },

@@ -57,8 +57,8 @@ def random_candidates(
 ) -> Candidates:
     """Return distinct random candidates, each of one of the grids.
 
-    >>> random_candidates({"l2": [0.1, 1.0], "leaves": "int(3, 4)"}, 4, seed=0)
-    [{'l2': 1.0, 'leaves': 3}, {'l2': 0.1, 'leaves': 4}]
+    >>> random_candidates({"l2": [0.1, 1.0], "leaves": "int(3, 4)"}, 2, seed=0)
+    [{'l2': 0.1, 'leaves': 3}, {'l2': 1.0, 'leaves': 4}]
 
     Raises:
         SettingsError: there are not so many, or a distribution is none.

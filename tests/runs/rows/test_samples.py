@@ -5,8 +5,8 @@ alone.
 import numpy as np
 import pytest
 
-from strategies import commands
 from strategies.explain.explanation import Explain
+from strategies.inference.manifest import metrics_of_test
 from strategies.training.saving import make_manifest
 from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, each_layout, query
 from tests.support.federated import SOURCE, one_per_site, run_query, train
@@ -60,7 +60,7 @@ def test_the_sample_stands_beside_what_is_measured_on_it():
     name = "random rows, sample = 0.6 of the label rows"
     strategy = train([LAYOUTS["whole"](FRAMES)], query(), "cg", sample=SHARE)
     assert strategy.report.split["name"] == name
-    assert commands._test_metrics(make_manifest(strategy)).endswith(f"({name})")
+    assert metrics_of_test(make_manifest(strategy)).endswith(f"({name})")
     explained = train(
         [LAYOUTS["whole"](FRAMES)], query(), Explain, sample=SHARE
     ).explanation

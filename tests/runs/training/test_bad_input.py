@@ -81,7 +81,7 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
         (
             shop(cust="x"),
             MappingError,
-            r"join .*o\.cust.*c\.id.* differ in type: o: text, c: number; cast one",
+            r"join .*o\.cust.*c\.id.* differ in type: o: text, c: number; cast the",
         ),
         (
             shop(price=[["a"]] * ROWS),

@@ -32,7 +32,7 @@ from tests.support.tables.sources import tables_file, write_frame
 from tp_flower.errors import MappingError
 from tp_flower.methods.boost.messages import TRAIN_PAIRS, TRAIN_REGIONS
 from tp_flower.methods.coreset.messages import TRAIN_DRAW, TRAIN_MEASURE, TRAIN_WEIGH
-from tp_flower.methods.moments.messages import TRAIN_INFORMATION
+from tp_flower.methods.moments.messages import TRAIN_INFORMATION, TRAIN_SOLVE
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import ACTIONS, Action, action_named
 from tp_flower.protocol.training_messages import Update
@@ -172,6 +172,10 @@ def test_every_message_is_of_a_method_or_a_prediction():
         TRAIN_PAIRS,
         # where conjugate gradients end with standard errors
         TRAIN_INFORMATION,
+        # where the label's site solves by moments
+        TRAIN_SOLVE,
+        # where a search begins a fit
+        Action.NEXT,
         Action.SESSION,
         Action.FINISH,
     }
