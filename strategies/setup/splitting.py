@@ -68,8 +68,7 @@ def split_joined(
         )
     if (subset != splits.TRAIN).all() and _training_rows_left(settings, len(subset)):
         raise QueryError(_explain_no_rows(settings, len(subset)))
-    is_train = subset == splits.TRAIN
-    return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
+    return _split_of(subset, labelled)
 
 
 def split_fold(
@@ -96,6 +95,11 @@ def split_fold(
             f" no rows to train on, or to hold out, in fold {fold + 1}: take fewer "
             "folds, or a split with more values"
         )
+    return _split_of(subset, labelled)
+
+
+def _split_of(subset: splits.SubsetArray, labelled: TableRows) -> Split:
+    """Return the split of joined rows, with the label rows that only hold out."""
     is_train = subset == splits.TRAIN
     return Split(subset, labelled.any_of(~is_train) & ~labelled.any_of(is_train))
 
