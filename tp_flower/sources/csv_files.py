@@ -33,7 +33,7 @@ from tp_flower.sources.csv_columns import (
 from tp_flower.sources.text_values import DETECTED, TextFormat
 
 WHOLE: Final = -1  # sample size of DuckDB's sniffer: every row
-MOST_FORMATS: Final = 256  # of files that a process keeps
+MOST_FORMATS: Final = 4096  # of files that a process keeps, a few kB each
 SMALL: Final = 1 << 14  # bytes of a file that are read to recognise it
 MEMORY: Final = "160MB"  # to read a file; a gzipped one is unpacked in memory
 Nulls = tuple[str, ...]
