@@ -212,13 +212,16 @@ def _reads_of_values(
     Of tables of which one is derived from the other's rows, any column may hold them.
     """
     source = site.source(number)
+    identifier = source_id(source)
     for other in numbers:
         shard = site.source(other)
         is_derived = shard is not source and (source.derived or shard.derived)
         has_any = bool(is_derived) and share_rows(source, shard)
+        # a site may have a thousand shards, each compared with all others
+        if not has_any and source_id(shard) != identifier:
+            continue
         for read in reads(site.fragment(other)):
-            has_name = read.column.lower() in columns
-            if has_any or (has_name and source_id(shard) == source_id(source)):
+            if has_any or read.column.lower() in columns:
                 yield read
 
 
