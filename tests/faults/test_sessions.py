@@ -105,9 +105,9 @@ def test_messages_that_the_front_makes_up_do_not_even_end_a_session(folder):
 
 
 @pytest.mark.cases("1")
-@pytest.mark.parametrize("chunk", range(32))
+@pytest.mark.parametrize("chunk", range(16))
 def test_nothing_is_computed_or_paid_twice_under_random_faults(chunk, plain):
-    for seed in range(chunk, SCHEDULES, 32):
+    for seed in range(chunk, SCHEDULES, 16):
         rng = np.random.default_rng(seed)
         faults = [*Fault, *[None] * int(rng.integers(8, 40))]
         drawn = [faults[n] for n in rng.integers(0, len(faults), 5000)]

@@ -215,6 +215,7 @@ def is_inherent(field: str) -> bool:
 
 @pytest.mark.cases(
     "cg-default",
+    "admm-default",
     "sgd-default",
     "boost-default",
     "drawing-default",
@@ -225,6 +226,7 @@ def is_inherent(field: str) -> bool:
     "search-default",
     "personalised-default",
     "predict-strict",
+    "explain-ranked",
 )
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_lie_in_any_field_gains_nothing(place, name, kind):

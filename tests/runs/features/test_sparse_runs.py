@@ -51,13 +51,6 @@ def finished(strategy: str, layout: str, **settings: object) -> Run:
     return run_query(SQL, one_per_site(LAYOUTS[layout](FRAMES)), strategy, **settings)
 
 
-@pytest.mark.cases(
-    "cg-sharded-settings1",
-    "admm-whole-settings2",
-    "sgd-sharded-settings6",
-    "gd-whole-settings7",
-    "boost-whole-settings8",
-)
 @pytest.mark.parametrize(("strategy", "layout", "settings"), METHODS)
 def test_a_run_ends_where_it_does_on_dense_rows(layout_of, strategy, layout, settings):
     ends = []

@@ -100,7 +100,6 @@ def test_manifest_says_what_the_sites_keep(trained):
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
 
 
-@pytest.mark.cases("admm", "boost", "sgd")
 @pytest.mark.parametrize(
     ("method", "how"),
     [

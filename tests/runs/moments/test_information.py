@@ -72,7 +72,6 @@ def test_the_slow_computation_is_that_of_r(loss):
     )
 
 
-@pytest.mark.cases("squared", "logistic", "negative-binomial(0.7)")
 @pytest.mark.parametrize("loss", OF_R)
 def test_columns_beside_are_tested_as_by_r(loss):
     """By `anova(smaller, larger)`: density and rain beside km and age."""
@@ -111,15 +110,6 @@ def test_models_that_cannot_be_compared():
             counts.likelihood_ratio(smaller)
 
 
-@pytest.mark.cases(
-    "squared-model",
-    "squared-robust",
-    "logistic-model",
-    "poisson-robust",
-    "negative-binomial(0.7)-model",
-    "gamma-robust",
-    "tweedie(1.4)-model",
-)
 @pytest.mark.parametrize("kind", ["model", "robust"])
 @pytest.mark.parametrize("loss", LABELS)
 def test_errors_are_those_of_the_join(loss, kind):

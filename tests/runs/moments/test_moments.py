@@ -101,7 +101,6 @@ def test_refused_labels(label, how, problem):
         fit(label, **how)
 
 
-@pytest.mark.cases("random", "group(o.iid)", "time(o.day)")
 @pytest.mark.parametrize(
     "split", ["random", "random(u)", "random(m)", "group(o.iid)", "time(o.day)"]
 )

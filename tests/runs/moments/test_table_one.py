@@ -347,9 +347,6 @@ TWICE = SQL.replace("p.sex", "p.sex AS first, p.sex AS second")
 WEIGHED = SQL.replace("v.ok", "v.cid AS weight")
 
 
-@pytest.mark.cases(
-    "query1-how1-mended_query1-mended1", "query2-how2-mended_query2-mended2"
-)
 @pytest.mark.parametrize(
     ("query", "how", "mended_query", "mended"),
     [

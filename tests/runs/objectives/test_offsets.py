@@ -113,7 +113,6 @@ def predictions(model, sites, query: str = "") -> pd.DataFrame:
     return found.sort_values(["row_key", "occurrence"], ignore_index=True)
 
 
-@pytest.mark.cases("poisson", "gamma", "negative-binomial(0.7)")
 @pytest.mark.parametrize("loss", BY_CG)
 def test_conjugate_gradients_reach_the_optimum_beside_the_offset(loss, tmp_path):
     tables = frames()
@@ -188,7 +187,6 @@ def uneven_sql(label: str, offset: str) -> str:
     return query.replace(", p.age", ", p.exposure AS weight, p.age", 1)
 
 
-@pytest.mark.cases("admm", "boost")
 @pytest.mark.parametrize("strategy", METHODS)
 def test_least_squares_beside_an_offset_are_those_of_the_difference(strategy, tmp_path):
     """Over LEFT JOINs, many-to-many, with weights, shards, held-out and other rows."""
@@ -219,7 +217,6 @@ def test_least_squares_beside_an_offset_are_those_of_the_difference(strategy, tm
     np.testing.assert_allclose(scores - offset, left, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.cases("cg", "admm")
 @pytest.mark.parametrize("strategy", METHODS)
 def test_what_is_added_to_all_offsets_moves_the_base_score_alone(strategy, tmp_path):
     tables = uneven()

@@ -102,12 +102,6 @@ def composed(lines: list[dict], row_rates: int) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-@pytest.mark.cases(
-    "1-admm-statistics-settings0",
-    "66-admm-statistics-settings3",
-    "5-admm-dp-sgd-settings4",
-    "5-sgd-dp-sgd-settings5",
-)
 @pytest.mark.parametrize(("rows", "strategy", "features", "settings"), CASES["runs"])
 def test_the_epsilon_of_a_run_is_the_persons(
     tmp_path, rows, strategy, features, settings

@@ -38,9 +38,6 @@ def sites(values, kind=float):
     return [*tables, {"c": [pd.DataFrame({"k": range(9), "z": z})]}]
 
 
-@pytest.mark.cases(
-    "values2-int8--1 and 1", "values3-int-1 and 2", "values4-float-0.25 and 7.5"
-)
 @pytest.mark.parametrize(
     ("values", "kind", "names"),
     [
@@ -67,7 +64,6 @@ def test_two_values_over_all_shards_are_classes_and_the_line_says_so(
     assert "rmse" in report_of(task="regression").final_train
 
 
-@pytest.mark.cases("admm", "gd")
 @pytest.mark.parametrize("strategy", ["admm", "sgd", "gd", "boost"])
 def test_every_strategy_trains_on_classes(strategy):
     more = {"batch_size": 20} if strategy == "sgd" else {}
@@ -176,11 +172,6 @@ def of_carriers(*labels):
     return {f"s{number}": {"t": [own]} for number, own in enumerate(frames)}
 
 
-@pytest.mark.cases(
-    "labels1-settings1-True-shown1",
-    "labels4-settings4-False-shown4",
-    "labels5-settings5-False-shown5",
-)
 @pytest.mark.parametrize(
     ("labels", "settings", "is_classes", "shown"),
     [

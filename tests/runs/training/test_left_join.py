@@ -46,7 +46,6 @@ def test_no_order_is_lost():
     assert taken == set(range(len(FRAMES["orders"])))
 
 
-@pytest.mark.cases("whole-squared", "whole-logistic", "sharded-softmax")
 @each_loss
 @each_layout
 def test_cg_reaches_the_centralised_optimum(loss, layout):
@@ -80,7 +79,6 @@ def test_sgd_is_centralised_sgd(loss, layout):
     assert distance(finished.flat, expected) < 1e-5
 
 
-@pytest.mark.cases("admm-whole", "sgd-sharded")
 @each_layout
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_mlps_lower_the_loss(strategy, layout):

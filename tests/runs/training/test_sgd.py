@@ -37,7 +37,6 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     return on_store(loss, layout, "sgd", **how)
 
 
-@pytest.mark.cases("whole-squared", "whole-softmax", "sharded-logistic")
 @each_loss
 @each_layout
 def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
