@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from strategies.registry import STRATEGIES
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
-from strategies.search.section import CandidateFit, SearchResult
+from strategies.search.section import CandidateFit, SearchRecord
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.joined_rows import MappedRows
 from strategies.training.join_method import JoinMethod
@@ -103,7 +103,7 @@ class Search(RoundStrategy):
             if fit.fold is None or fit.candidate is None:
                 break
             yield from self._try(rows, number, fit.fold, fit.candidate)
-        result = SearchResult(self.candidates, self.results)
+        result = SearchRecord(self.candidates, self.results)
         if not math.isfinite(result.lowest):
             raise DivergedError(
                 "no candidate has a finite mean loss on the folds: lower learning-rate "
@@ -160,7 +160,7 @@ class Search(RoundStrategy):
     def report(self) -> RunReport:
         """The record of the training in progress, at the end that of the model."""
         report = self.trainer.report
-        result = SearchResult(self.candidates, self.results, self.history)
+        result = SearchRecord(self.candidates, self.results, self.history)
         section = result.section(self.settings.folds, self.settings.split_name)
         return replace(
             report,

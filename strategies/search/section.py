@@ -66,7 +66,7 @@ class CandidateFit:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchRecord:
     """The fits of a search, and the records of its rounds."""
 
     candidates: Sequence[Candidate]

@@ -7,7 +7,7 @@ import numpy as np
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.joining import why_unmatched
+from tp_flower.joins.joining import JoinStep, why_unmatched
 from tp_flower.joins.mapping import TableRows
 from tp_flower.objectives import EVENT
 from tp_flower.query.lateral_tables import features_of_no_row
@@ -63,18 +63,14 @@ def _without_events(joined: JoinedTables) -> Iterator[str]:
 
 def _lost_rows(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning where fewer than half of the label's rows join."""
-    extracted = joined.extracted
     rows = joined.steps[0].rows
     lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)
-        reason = why_unmatched(
-            worst, joined.bound.joins, extracted.keys, extracted.filters
-        )
         yield (
             f"only {rows - lost} of {rows} label rows are joined: "
             f"{worst.lost_label_rows} have no match in {worst.table} on "
-            f"{worst.on}{reason}"
+            f"{worst.on}{_reason(joined, worst)}"
         )
 
 
@@ -89,16 +85,16 @@ def _without_partners(joined: JoinedTables) -> Iterator[str]:
         if not step.is_outer or step.table in looked_back:
             continue
         if 2 * step.unmatched_before > step.rows_before:
-            reason = why_unmatched(
-                step,
-                joined.bound.joins,
-                joined.extracted.keys,
-                joined.extracted.filters,
-            )
             yield (
                 f"{step.unmatched_before} of {step.rows_before} rows have no match in "
-                f"{step.table} on {step.on}, and nothing from it{reason}"
+                f"{step.table} on {step.on}, and nothing from it{_reason(joined, step)}"
             )
+
+
+def _reason(joined: JoinedTables, step: JoinStep) -> str:
+    """Return why keys of a step may not match; else ""."""
+    extracted = joined.extracted
+    return why_unmatched(step, joined.bound.joins, extracted.keys, extracted.filters)
 
 
 def _unmatched(joined: JoinedTables) -> Iterator[str]:

@@ -203,8 +203,8 @@ class MeatSums:
         products: dict[tuple[str, str], WordArray] = {}
         for part in self.counts.joined.extracted.parts[table]:
             body = replies.body(part, PaddedPart)
-            for index, words in self._sums(part, body):
-                sums[index] = sums[index] + words if index in sums else words
+            for end, words in self._sums(part, body):
+                sums[end] = sums[end] + words if end in sums else words
             for pair in self._tree.pairs:
                 shape = (self._columns[pair[0]], self._columns[pair[1]])
                 numbers = "-".join(str(self._tree.tables.index(name)) for name in pair)

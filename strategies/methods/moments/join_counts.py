@@ -106,10 +106,10 @@ class JoinCounts:
     def rows(self) -> dict[str, CountedRows]:
         """The rows of every table, with their counts."""
         unmatched = {
-            index: passes_without_partner(
-                self.tree, *index, self.splitting, self.passes
+            edge_end: passes_without_partner(
+                self.tree, *edge_end, self.splitting, self.passes
             )
-            for index in self._codes
+            for edge_end in self._codes
         }
         weights = {table: self._weights(table) for table in self.tree.tables}
         return count_joins(self.tree, self._codes, weights, unmatched)
@@ -258,7 +258,7 @@ class JoinCounts:
     @cached_property
     def _by_shard(self) -> dict[tuple[int, str], IntArray]:
         """By join and table, the outgoing counts of its shards, (p, keys, shards)."""
-        return {index: self._outgoing(*index) for index in self._codes}
+        return {edge_end: self._outgoing(*edge_end) for edge_end in self._codes}
 
     def _outgoing(self, number: int, table: str) -> IntArray:
         rows = self.rows[table]
@@ -300,8 +300,8 @@ class JoinCounts:
         products: dict[tuple[str, str], WordArray] = {}
         for part in self.joined.extracted.parts[table]:
             body = replies.body(part, PaddedPart)
-            for index, block in self._sums(part, body, position, columns):
-                sums[index] = sums[index] + block if index in sums else block
+            for end, block in self._sums(part, body, position, columns):
+                sums[end] = sums[end] + block if end in sums else block
             for pair, block in self._products(part, body, position, columns):
                 products[pair] = products[pair] + block if pair in products else block
         return Contribution(sums, products)

@@ -186,16 +186,16 @@ def count_joins(
 
     def edge_rows(number: int, table: str) -> EdgeRows:
         other = tree.edges[number].other(table)
-        index = (number, other)
-        if index not in outgoing:
+        end = (number, other)
+        if end not in outgoing:
             further = {
                 edge: edge_rows(edge, other)
                 for edge in tree.edges_of(other)
                 if edge != number
             }
             counts = CountedRows(further, weights[other]).counts()
-            outgoing[index] = sums_of_keys(codes[index], counts, keys[number])
-        return EdgeRows(codes[number, table], outgoing[index], unmatched[number, table])
+            outgoing[end] = sums_of_keys(codes[end], counts, keys[number])
+        return EdgeRows(codes[number, table], outgoing[end], unmatched[number, table])
 
     return {
         table: CountedRows(

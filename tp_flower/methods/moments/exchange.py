@@ -298,21 +298,21 @@ class PaddedShard:
 
     def _across(self, number: int, source: str) -> WordArray:
         """Return the pads of what the other side of an edge sends, (k, d_s)."""
-        index = (number, source)
-        if index not in self._pads_across:
+        edge_source = (number, source)
+        if edge_source not in self._pads_across:
             other = self.tree.edges[number].other(self.table)
-            self._pads_across[index] = self.keys[number].total(other, source)
-        return self._pads_across[index]
+            self._pads_across[edge_source] = self.keys[number].total(other, source)
+        return self._pads_across[edge_source]
 
     def _delta(self, end: int, source: str) -> WordArray:
         """Return delta by an edge's keys, (k, d_s), of a table behind another edge."""
-        index = (end, source)
-        if index not in self._deltas:
+        end_source = (end, source)
+        if end_source not in self._deltas:
             start = self.tree.path(self.table, source)[0]
             carried = self.rows.carry(start, end, self._across(start, source))
             carried -= self._pad(end, source)
-            self._deltas[index] = carried
-        return self._deltas[index]
+            self._deltas[end_source] = carried
+        return self._deltas[end_source]
 
     def _pad(self, number: int, source: str) -> WordArray:
         """Return the shard's own R(e, t, source), (k, d)."""
@@ -492,15 +492,15 @@ class Assembly:
 
     def _padded_sums(self, number: int, side: str, source: str) -> WordArray:
         """Return F(e, side, source), (k, d)."""
-        index = (number, side, source)
-        if index not in self._padded:
+        end_source = (number, side, source)
+        if end_source not in self._padded:
             sent = self.contributions[side].sums[number, source]
             if source == side:
-                self._padded[index] = sent
+                self._padded[end_source] = sent
             else:
                 start = self.tree.path(side, source)[0]
                 other = self.tree.edges[start].other(side)
                 padded = self._padded_sums(start, other, source)
                 carried = self.rows[side].carry(start, number, padded)
-                self._padded[index] = carried - sent
-        return self._padded[index]
+                self._padded[end_source] = carried - sent
+        return self._padded[end_source]

@@ -88,8 +88,8 @@ class Norms:
         Which rows belong to which unit does not matter: a unit has so many rows at
         most.
         """
-        squares = self.squared[table]
-        others = 1.0 + sum(self.squared.values()) - squares
+        own_square = self.squared[table]
+        others = 1.0 + sum(self.squared.values()) - own_square
         weights = counts.astype(np.float64)
         if rows_per_unit == 1:
             largest = np.linalg.norm(weights, axis=0).max(initial=1.0)
@@ -97,7 +97,7 @@ class Norms:
             most = np.sort(weights, axis=1)[:, -rows_per_unit:]
             largest = max(np.linalg.norm(most.sum(axis=1)), 1.0)
         # without columns there is nothing to cover, and nothing to add noise to
-        return float(largest) * (math.sqrt(squares * (squares + others)) or 1.0)
+        return float(largest) * (math.sqrt(own_square * (own_square + others)) or 1.0)
 
     def bits(self, joined_rows: int, shards: Mapping[str, int]) -> dict[str, int]:
         """Return the bits after the point of every table's columns, and its noise."""

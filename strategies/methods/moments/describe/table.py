@@ -212,8 +212,8 @@ class TableOne:
         spec = self.rows.specs[event]
         positions = self.rows.columns_of(event)
         if not self._is_number(event):
-            index = event_category(spec) or 0
-            column = self.rows.unit(positions[index : index + 1])
+            category = event_category(spec) or 0
+            column = self.rows.unit(positions[category : category + 1])
             return self.rows.count(column, self._groups)
         counts, spread = self._spread(event)
         centre, unit = scale_of(spec)
