@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from logging import CRITICAL
 from os import PathLike
 from pathlib import Path
@@ -45,7 +44,6 @@ from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
 from tp_flower.settings.run_config import changed_settings, run_config_text
-from tp_flower.sources.policy import SIMULATED
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
     Frames,
@@ -56,9 +54,6 @@ from tp_flower.sources.shards import (
 
 NamedSites: TypeAlias = Mapping[str, Frames | str | PathLike[str]]
 """By site its tables, or the path of its tables file."""
-
-IN_THIS_PROCESS: Final = replace(SIMULATED, coefficients=True)
-"""The policy of tables that the program itself hands over."""
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # beside the interpreter, without resolving links: in an environment it is a link
@@ -119,7 +114,7 @@ def _table_location(site: str, tables: Frames | str | PathLike[str]) -> str:
     """Return the path of a site's tables file, or the name of its tables in memory."""
     if isinstance(tables, str | PathLike):
         return str(tables)
-    return MEMORY_PREFIX + register_frames(tables, site, IN_THIS_PROCESS)
+    return MEMORY_PREFIX + register_frames(tables, site)
 
 
 def run_through_flower(

@@ -21,6 +21,7 @@ from tests.support.command_line import printed_by, settings_of
 from tests.support.federated import LocalGrid, store, write_site
 from tests.support.files import output_of, read_json
 from tests.support.page_reading import console_text
+from tests.support.policies import OPEN
 from tests.support.reference.joins import engine_of
 from tp_flower import api
 from tp_flower.errors import (
@@ -351,6 +352,10 @@ def test_coefficients_that_are_hidden_say_by_what(tmp_path):
     with pytest.raises(ModelError, match=r"policies of tables 'o', 'i' hide .* = true"):
         of_policy.summary()
     assert not (of_policy.folder / "coefficients.csv").exists()
+    # without a policy nobody hides what whoever simulates the sites has
+    file.write_text(file.read_text().replace(OPEN, ""))
+    shown, of_frames = (api.fit(SQL, own, **QUICK) for own in (file, SITES))
+    pd.testing.assert_frame_equal(shown.coefficients, of_frames.coefficients)
     network = api.fit(SQL, SITES, model="mlp", **QUICK)
     with pytest.raises(ModelError, match="model 'mlp' has no coefficients"):
         network.coefficients  # noqa: B018

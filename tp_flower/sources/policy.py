@@ -541,7 +541,9 @@ class Policy:
 
 ANY: Final = "any"  # as partners: all sites whose keys are pinned
 OPEN: Final = "open"  # a policy that allows everything but rows and cutoffs
-SIMULATED: Final = Policy(releases=Releases(rows=CLEAR, cutoffs=PARTNER))
+SIMULATED: Final = Policy(
+    releases=Releases(rows=CLEAR, cutoffs=PARTNER), coefficients=True
+)
 """The policy of tables that whoever runs the server has, too."""
 STRICT: Final[Mapping[str, object]] = {
     "columns": (),

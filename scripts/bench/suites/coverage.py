@@ -28,7 +28,6 @@ import pandas as pd
 from scipy import special
 
 from scripts.bench.harness import Options, Outcome, train
-from strategies.commands import IN_THIS_PROCESS
 from tp_flower.arrays import FloatArray
 from tp_flower.methods.moments.inference import CONFIDENCE
 from tp_flower.settings import Settings
@@ -338,10 +337,7 @@ def _shown(
     sites: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Iterator[dict[str, str]]:
     """Yield the sites of some tables whose coefficients they show."""
-    tokens = {
-        name: register_frames(frames, name, IN_THIS_PROCESS)
-        for name, frames in sites.items()
-    }
+    tokens = {name: register_frames(frames, name) for name, frames in sites.items()}
     try:
         yield {name: MEMORY_PREFIX + token for name, token in tokens.items()}
     finally:

@@ -186,13 +186,12 @@ def test_a_copy_of_the_label_is_named_where_sites_show_coefficients(
 ):
     tables = {name: own[0] for site in told(copied) for name, own in site.items()}
     rules = dict.fromkeys(tables, "coefficients = true")
-    file = write_site(tmp_path / "shop", tables, rules)
     layouts = {
-        "feature 'paid' of v": {"shop": file},
-        "the features of v (paid, weekday)": told(copied),
+        "feature 'paid' of v": write_site(tmp_path / "shown", tables, rules),
+        "the features of v (paid, weekday)": write_site(tmp_path / "hidden", tables),
     }
-    for named, sites in layouts.items():
-        with LocalGrid(sites) as grid:
+    for named, file in layouts.items():
+        with LocalGrid({"shop": file}) as grid:
             run = train(grid, LEAKED.format(label), "cg", num_epochs=30)
         (warning,) = [text for text in run.warnings if "nearly perfect" in text]
         assert warning.startswith(
