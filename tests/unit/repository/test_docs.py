@@ -184,6 +184,12 @@ def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores():
     assert tables >= 3
 
 
+def test_every_command_is_on_its_page():
+    page = text_of(ROOT / "docs/reference/command-line.md")
+    named = re.findall(r"^tp-flower ([a-z-]+)", page, re.MULTILINE)
+    assert set(named) == set(get_command(app).commands)
+
+
 def test_messages_that_are_explained_are_those_of_the_program():
     page, _, _ = text_of(ROOT / "docs/how-to/troubleshoot.md").partition("## Flower's")
     explained = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
