@@ -61,7 +61,13 @@ from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import Role, named_columns
-from tp_flower.reports.predictions import OCCURRENCE, ROW, ROW_HASH, write_predictions
+from tp_flower.reports.predictions import (
+    OCCURRENCE,
+    ROW,
+    ROW_HASH,
+    row_keys_folder,
+    write_predictions,
+)
 from tp_flower.sources.policy import FACTORS, SCORES
 
 
@@ -412,9 +418,6 @@ def _grouping(fragment: Fragment) -> object:
     )
 
 
-PREDICTIONS: Final = "predictions"  # subfolder of the state folder
-NAMES: Final = "row-keys"
-_RUN_DIGITS: Final = 8
 PURPOSE: Final = "row keys of predictions"
 _NULL: Final = "null"
 _HEAD: Final = r"^[a-z]+[0-9]+:"  # of a key's canonical text: its kind and length
@@ -468,8 +471,7 @@ def leave_hashes(
             ROW: pa.array(np.arange(extracted.rows)),
             **{name: _spread_over_rows(key, _values(key)) for name, key in keys},
         }
-        name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
-        folder = root / PREDICTIONS / name
+        folder = row_keys_folder(root, site.store.run)
         try:
             write_predictions(
                 pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE

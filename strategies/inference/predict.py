@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from flwr.serverapp import Grid
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
@@ -20,6 +21,7 @@ from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.labels import beside_offset, gather_labels, objective_of
@@ -369,6 +371,20 @@ class Evaluate(ModelStrategy):
         return labels
 
 
+def _with_row_keys(predictions: pa.Table, grid: InProcessGrid) -> pa.Table:
+    """Return predictions with the row keys that the sites of this process have kept."""
+    kept = [
+        pq.read_table(file)
+        for state in grid.state_folders
+        for file in prediction_files.row_keys_folder(state, grid.run_name).glob("*")
+    ]
+    if not kept:
+        return predictions
+    # whole numbers in one shard may have fractions in another
+    row_keys = pa.concat_tables(kept, promote_options="permissive")
+    return prediction_files.with_row_keys(predictions, row_keys)
+
+
 READABLE = 0o644  # as `report.json`: a file is as readable as its folder
 
 
@@ -391,6 +407,8 @@ def use_model(
     if isinstance(strategy, Predict):
         path = folder / prediction_files.PREDICTIONS_FILE
         table = strategy.predictions
+        if isinstance(grid, InProcessGrid) and settings.row_key:
+            table = _with_row_keys(table, grid)
         metadata = {
             "model": str(manifest.model),
             "query": query.to_sql(),

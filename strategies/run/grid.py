@@ -86,6 +86,13 @@ class InProcessGrid(Grid):
         return Run.create_empty(self._run_id)
 
     @property
+    def state_folders(self) -> set[Path]:
+        """The folders in which sites keep their state; none of those in memory."""
+        configs = (context.node_config for context in self.contexts.values())
+        states = set(map(node_config.state_dir, configs))
+        return set(map(Path, states - {node_config.IN_MEMORY}))
+
+    @property
     def run_name(self) -> str:
         """The server's name of the run to which the last message to a site belongs."""
         if self._last is None:

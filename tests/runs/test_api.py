@@ -193,6 +193,27 @@ def test_predictions_of_other_rows_and_of_other_filters(model):
     assert new["row_key"].str.fullmatch("[0-9a-f]{32}").all()
 
 
+def test_predictions_have_the_row_keys_where_one_machine_has_both(model):
+    orders, items = tables().values()
+    # a text, missing somewhere, and numbers that are whole in one shard alone
+    named = [f"n{k}" if k else None for k in range(len(orders))]
+    orders = orders.assign(name=named, at=np.arange(len(orders)))
+    halves = [orders[:30], orders[30:].assign(at=orders["at"] + 0.5)]
+    query = SQL.replace("o.qty AS label, ", "")
+    sites = {"shop": {"orders": halves}, "maker": {"items": items}}
+    found = model.predict(sites, query, row_key="o.name, o.at").frame
+    of_rows = model.predict(sites, query).frame
+    rows = pd.concat(halves).iloc[of_rows["row_key"]].reset_index(drop=True)
+    assert found["name"].isna().any()
+    pd.testing.assert_frame_equal(
+        found[["name", "at"]], rows[["name", "at"]], check_dtype=False
+    )
+    pd.testing.assert_frame_equal(
+        found.drop(columns=["name", "at", "row_key"]),
+        of_rows.drop(columns="row_key"),
+    )
+
+
 def test_a_saved_model_predicts_in_another_process(model, tmp_path):
     folder = model.save(tmp_path / "model")
     files = in_csv_files(tmp_path, **tables())

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
@@ -32,6 +33,7 @@ RESERVED: Final = frozenset(
     {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, DISTANCE, HAZARD_RATIO}
 )
 """Names that no column of a row key can have."""
+_RUN_DIGITS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,31 @@ def prediction_table(names: pa.Array, scored: Scored, response: Response) -> pa.
     columns |= {name: pa.array(values) for name, values in details.items()}
     columns[_PARTIAL] = pa.array(scored.is_partial)
     return pa.table(columns)
+
+
+def row_keys_folder(state: Path, run: str) -> Path:
+    """Return where a site keeps the row keys of a run's predictions.
+
+    Args:
+        state: the site's state folder.
+        run: name of the run, of which the first digits are enough.
+    """
+    return state / "predictions" / f"row-keys-{run[:_RUN_DIGITS]}"
+
+
+def with_row_keys(predictions: pa.Table, row_keys: pa.Table) -> pa.Table:
+    """Return predictions with the columns of their row keys in front.
+
+    Args:
+        predictions: with the hash of each joined row's row key.
+        row_keys: the hash, the row, and the columns of the row key of each row.
+    """
+    rows = pc.index_in(predictions[ROW_HASH], value_set=row_keys[ROW_HASH])
+    columns = row_keys.drop_columns([ROW_HASH, ROW]).take(rows)
+    return pa.table(
+        [*columns.columns, *predictions.columns],
+        [*columns.column_names, *predictions.column_names],
+    )
 
 
 def write_predictions(
