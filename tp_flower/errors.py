@@ -6,7 +6,7 @@ request again, the rounds that the site has missed, or the end of the run.
 
 import difflib
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from importlib import import_module
 from types import ModuleType
@@ -147,6 +147,19 @@ def closest(name: str, choices: Collection[str]) -> str:
     return f" (did you mean {' or '.join(repr(spellings[m]) for m in matches)}?)"
 
 
+def join_problems(problems: Iterable[str]) -> str:
+    """Return distinct problems as one text, of many the first.
+
+    >>> join_problems(["no label", "no key", "no label"])
+    'no label; no key'
+    """
+    distinct = list(dict.fromkeys(problems))
+    shown = distinct[:_MOST_PROBLEMS]
+    if others := len(distinct) - len(shown):
+        shown.append(f"and {others} more")
+    return "; ".join(shown)
+
+
 def install_hint(extra: str) -> str:
     """Return what to do about a missing package of an extra of this project."""
     return f'is not installed: pip install -c constraints.txt -e ".[{extra}]"'
@@ -192,6 +205,7 @@ class ErrorKind(StrEnum):
     DIVERGED = "diverged"
 
 
+_MOST_PROBLEMS: Final = 5
 _LASTING: Final = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ELOOP),

@@ -59,8 +59,7 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
     if not source.policy.is_about_columns:
         return
     visible_schema(site, source)
-    for read in reads(fragment):
-        source.policy.check_read(read)
+    source.policy.check_reads(reads(fragment))
 
 
 def check_pairs(

@@ -41,8 +41,12 @@ def collect_replies(
     replies: Iterable[tuple[int, Message]],
     site_names: Mapping[int, str],
 ) -> Replies:
-    """Return the replies of all sites; raise the error of one that has not answered."""
+    """Return the replies of all sites; raise the errors of those that refuse.
+
+    If none does, that of one that has not answered.
+    """
     answers: dict[int, Answer] = {}
+    refused: list[errors.TPFlowerError] = []
     failed: dict[int, errors.TPFlowerError] = {}
     behind: dict[int, int | None] = {}
     # sorted, so that of several failures always the same one is raised
@@ -59,9 +63,12 @@ def collect_replies(
             behind[node] = answer.envelope.at
         else:
             error = _error_of(request, failure, node, name)
-            if not isinstance(error, errors.UnavailableError | errors.DivergedError):
-                raise error
-            failed[node] = error
+            if isinstance(error, errors.UnavailableError | errors.DivergedError):
+                failed[node] = error
+            else:
+                refused.append(error)
+    if refused:
+        raise type(refused[0])(errors.join_problems(map(str, refused)))
     if behind:
         raise BehindSites(behind)
     # one error names all that are silent

@@ -58,7 +58,7 @@ import msgspec
 from msgspec import Meta
 
 from tp_flower.arrays import MOST_BINS
-from tp_flower.errors import PolicyError, SourceError
+from tp_flower.errors import PolicyError, SourceError, join_problems
 from tp_flower.features.choice import render_entries
 from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
@@ -299,6 +299,17 @@ class Policy:
             raise _refusal(rule, reading, f"it may read {columns}")
         if is_key and self.keys is not None and not read.is_plain:
             raise _refusal("keys", f"{reading} in an expression", _PLAIN)
+
+    def check_reads(self, reads: Iterable[Read]) -> None:
+        """Raise PolicyError that says of each piece what it may not read."""
+        refusals = []
+        for read in reads:
+            try:
+                self.check_read(read)
+            except PolicyError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise PolicyError(join_problems(refusals))
 
     def check_told(self, read: Read) -> None:
         """Raise PolicyError for a join key that leaves as it is, and not as a hash."""

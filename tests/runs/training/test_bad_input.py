@@ -4,6 +4,8 @@ Queries, tables files, labels and types that are refused have tables of their ow
 what refuses them; here stands one of each way to the user, and what a whole run adds.
 """
 
+import re
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -184,6 +186,19 @@ def test_a_star_takes_what_a_policy_lets_features_read_and_all_shards_have(tmp_p
     ]
     strategy = start({"us": files[0], "uk": files[1]}, SQL.replace("c.age", "c.*"))
     assert strategy.training_problem.encoders["c"].features == {"age": 1}
+
+
+def test_all_sites_that_refuse_are_named_at_once(tmp_path):
+    rules = {"orders": "labels = []", "customers": "keys = []"}
+    changed = {
+        name: write_site(tmp_path / name, tables, rules)
+        for name, tables in (shop() | us()).items()
+    }
+    with pytest.raises(SiteError) as caught:
+        start(changed)
+    orders, customers = str(caught.value).split("; site ")
+    assert re.match(r"site 'shop', table 'o': .*\(labels\).*'qty'", orders)
+    assert re.match(r"'us', table 'c': .*\(keys\).*'id'; .* no column$", customers)
 
 
 def test_column_without_values_in_all_shards_is_dropped():

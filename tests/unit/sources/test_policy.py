@@ -436,6 +436,14 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
             guard.check_fragment(site, source, fragment_of(f'{piece}: "day"'))
 
 
+def test_everything_that_a_fragment_may_not_read_is_said_at_once(tmp_path):
+    site, (source,) = site_of(tmp_path, "columns = ['day']\nfilters = []")
+    fragment = fragment_of('feature: "amount"', 'filter: "day"', 'feature: "day"')
+    both = r"\(columns\).*'amount'; it may read day; .*\(filters\).*'day'; .* no column"
+    with refused(both):
+        guard.check_fragment(site, source, fragment)
+
+
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     rows = TrainingRows(np.arange(4), np.ones(4, np.int64), np.zeros(4, np.bool_))
