@@ -261,6 +261,7 @@ class FittedModel(Result):
         Its columns are ``table``, ``column``, ``output`` (if there are several), and
         ``coefficient``, of boosted trees ``gain``. That of a standardised number is per
         standard deviation. Tables whose policies hide their coefficients have no rows.
+        With standard errors, those of several classes are differences from the first.
         A regression by strategy "moments" without l1 adds ``standard_error``, ``t``,
         ``p``, and ``low`` and ``high``, the ends of the interval of 95 %. With noise
         ``t`` is ``z``, and all are those of ``unshrunk``; ``noise`` is the deviation

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from strategies.disclosures import DisclosureValues
 from strategies.methods.moments.assembly import PADS
+from strategies.methods.moments.errors import SECTION, Errors
 from strategies.methods.moments.information import (
     NOT_CONVERGED,
-    SECTION,
-    Errors,
     InformationRound,
     check_information,
 )
@@ -144,7 +143,11 @@ class Cg(JoinMethod):
         if self._errors is None:
             return outcome
         self._errors = self._errors.of_outcome(outcome)
-        return dataclasses.replace(outcome, statistics=self._errors.statistics())
+        return dataclasses.replace(
+            outcome,
+            coefficients=self._errors.coefficients,
+            statistics=self._errors.statistics(),
+        )
 
     def complete(self, report: RunReport) -> RunReport:
         """Return the report with what is known of the coefficients."""

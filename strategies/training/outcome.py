@@ -62,7 +62,8 @@ class Outcome:
         coefficients = {}
         for table, weights in self.coefficients.items():
             names = [*self.names.get(table, problem.encoders[table].names), INTERCEPT]
-            outputs = problem.head.columns(problem.classes)
+            # differences from a class have none of its own
+            outputs = problem.head.columns(problem.classes)[-weights.shape[1] :]
             if self.coefficient:
                 outputs = (self.coefficient,)
             values = {"value": weights, **self.statistics.get(table, {})}

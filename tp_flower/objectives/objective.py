@@ -48,8 +48,12 @@ class RowInformation:
 
         sum_j W_j x_j x_j' + sum_c s_c (sum_j a_jc x_j) (sum_j a_jc x_j)'
 
+    That of k scores, which tell classes by their differences, has a sum of the first
+    kind for each two scores a < b, in its four blocks: (e_a - e_b) (e_a - e_b)' times
+    sum_j W_jab x_j x_j'.
+
     Attributes:
-        weights: W, (N,).
+        weights: W, (N,); of k scores (N, k (k - 1) / 2), in the order of combinations.
         beside: a, (N, c), 0 where W is; None for none.
         scales: s, (c,).
         approximated: the share of the information that is not known exactly.

@@ -19,7 +19,11 @@ from tp_flower.arrays import AnyFloat, BoolArray, FloatArray, blocks, class_coun
 from tp_flower.objectives.classes import ClassObjective, ClassResponse, true_rates
 from tp_flower.objectives.metrics import class_metrics
 from tp_flower.objectives.noise import ClassNoise
-from tp_flower.objectives.objective import MAX_PROX_STEPS, PROX_TOLERANCE
+from tp_flower.objectives.objective import (
+    MAX_PROX_STEPS,
+    PROX_TOLERANCE,
+    RowInformation,
+)
 from tp_flower.objectives.response import CLASSES
 from tp_flower.objectives.target import MAX_CLASSES
 
@@ -81,6 +85,8 @@ class Softmax(ClassObjective):
 
     name = "softmax"
     class_counts = range(2, MAX_CLASSES + 1)
+    has_likelihood = True
+    dispersion_is_known = True
     max_curvature = 0.5  # the largest eigenvalue that diag(p) - p p^T can have
 
     @classmethod
@@ -125,6 +131,15 @@ class Softmax(ClassObjective):
         """Return p_k (1 - p_k)."""
         rates = softmax(scores)
         return rates * (1.0 - rates)
+
+    def information_by_rows(self, scores: FloatArray) -> RowInformation:
+        """Return p_a p_b of each two classes.
+
+        diag(p) - p p^T is the sum over a < b of p_a p_b (e_a - e_b) (e_a - e_b)^T.
+        """
+        rates = softmax(scores)
+        first, second = np.triu_indices(self.outputs, 1)
+        return RowInformation(self.weigh(rates[:, first] * rates[:, second]))
 
     def curvature(self, base: FloatArray) -> float:
         """Return the mean of p_k (1 - p_k)."""

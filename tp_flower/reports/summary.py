@@ -117,23 +117,27 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _coefficients(frame: "pd.DataFrame", inference: Mapping[str, Any]) -> NumberTable:
     """Return the coefficients.
 
-    With errors the intercept is that of the whole score, if it is known, in place of
-    one for each table.
+    With errors the intercepts are those of the whole scores, if these are known, in
+    place of one for each table.
     """
     entries = frame.to_dict("records")
     if inference:
         entries = [entry for entry in entries if entry["column"] != INTERCEPT]
-        if whole := inference["intercept"]:
-            values = {name.replace("-", "_"): value for name, value in whole.items()}
-            first = {"column": INTERCEPT, "coefficient": values.pop("value"), **values}
-            entries = [first, *entries]
+        whole = [inference["intercept"], *inference["intercepts"]]
+        entries = [_intercept(each) for each in whole if each] + entries
     keys = [key for key in frame.columns if key not in NAMES]
     names = [_name(entry) for entry in entries]
     return _number_table("", names, entries, keys, inference.get("ratio", ""))
 
 
+def _intercept(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the intercept of a whole score as the others' entries are."""
+    values = {name.replace("-", "_"): value for name, value in whole.items()}
+    return {"column": INTERCEPT, "coefficient": values.pop("value"), **values}
+
+
 def _name(entry: Mapping[str, Any]) -> str:
-    """Return the name of a coefficient.
+    """Return the name of a coefficient, or of a difference of two.
 
     >>> _name({"table": "p", "column": "age"}), _name({"column": "x", "output": "B"})
     ('p.age', 'x [B]')
@@ -159,9 +163,13 @@ def _tests(inference: Mapping[str, Any]) -> NumberTable:
 
 def _contrasts(inference: Mapping[str, Any]) -> NumberTable:
     """Return how categories differ from the first of their feature."""
-    contrasts = inference["contrasts"]
-    names = [f"{each['column']} - {each['reference']}" for each in contrasts]
-    keys = [key for key in (contrasts or [{}])[0] if key not in ("column", "reference")]
+    contrasts = [
+        {**each, "column": f"{each['column']} - {each['reference']}"}
+        for each in inference["contrasts"]
+    ]
+    names = [_name(each) for each in contrasts]
+    no_numbers = (*NAMES, "reference")
+    keys = [key for key in (contrasts or [{}])[0] if key not in no_numbers]
     return _number_table("Difference", names, contrasts, keys, inference["ratio"])
 
 

@@ -51,7 +51,11 @@ from tp_flower.methods.moments.clusters import (
     largest_cluster,
     number_clusters,
 )
-from tp_flower.methods.moments.columns import ColumnWords, TableColumns
+from tp_flower.methods.moments.columns import (
+    ColumnWords,
+    TableColumns,
+    most_told_rows,
+)
 from tp_flower.methods.moments.exchange import Contribution, SummedShard
 from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
@@ -75,7 +79,8 @@ from tp_flower.terms.groups import table_group
 _INFORMED: Final = "information"  # entry: the request that was answered, by its digest
 _SCOPE: Final = (
     "not covered: sums over all joined training rows of the products of two columns, "
-    "each row weighted by its loss's derivatives at the model's score, or each pair of "
+    "each row weighted by its loss's derivatives at the model's score, of several "
+    "classes once for each two of them, or each pair of "
     "rows of a cluster by both; and of times to "
     "an event means of the rows at risk, over stretches of time; what leaves of it is "
     "uniform words, of which the server reads these sums alone, by weights that "
@@ -85,10 +90,15 @@ _SCOPE: Final = (
 
 @dataclass(frozen=True, eq=False)
 class WeighedShard(JoinedShard):
-    """The rows of a part with what the joined rows behind them weigh."""
+    """The rows of a part with what the joined rows behind them weigh.
+
+    Attributes:
+        names: of the weightings.
+    """
 
     body: InformationPart
     largest_cluster: int
+    names: tuple[str, ...]
 
     @property
     def splitting(self) -> str:
@@ -117,7 +127,7 @@ class WeighedShard(JoinedShard):
     @cached_property
     def has_clusters(self) -> bool:
         """Whether the last weighting is of sums over pairs of rows of a cluster."""
-        return weightings_of(self.site.terms.settings)[-1] == CLUSTERS
+        return self.names[-1] == CLUSTERS
 
     @cached_property
     def clusters(self) -> ClusterRows | None:
@@ -154,6 +164,20 @@ class WeighedShard(JoinedShard):
                 f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
                 f"of {columns} columns, sums over pairs of rows of {len(first)} "
                 "clusters, which are no more, tell those of each up to a rotation"
+            )
+
+    def check_weightings(self, columns: int) -> None:
+        """Refuse rows so few that sums of all ``columns``, so often, may tell them."""
+        source = self.site.source(self.number)
+        weightings = len(self.names)
+        is_alone = len(self.shards) == 1 and source.policy.min_rows > 1
+        if not is_alone or weightings == 1:
+            return
+        if len(self.trained) <= most_told_rows(weightings, columns):
+            raise PolicyError(
+                f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
+                f"moments of {columns} columns in {weightings} weightings may tell so "
+                "few rows; use encoders of fewer columns, or fewer classes"
             )
 
     def contribution(
@@ -222,20 +246,29 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     check_begins(site, TRAIN_INFORMATION)
     site.check_once(_INFORMED, "this run's weighted moments have left, and leave once")
     tree = tree_of_sums(site, request)
-    passes = tuple(range(len(weightings_of(site.terms.settings))))
+    features = {}
+    outputs = 1
+    for part in site.parts(method_of(site.family).state):
+        features[part.number] = part.data.features
+        outputs = part.model.outputs
+    names = weightings_of(site.terms.settings, outputs)
+    passes = tuple(range(len(names)))
+    largest = request.largest_cluster
     shards = {
-        number: WeighedShard(site, number, tree, passes, body, request.largest_cluster)
+        number: WeighedShard(site, number, tree, passes, body, largest, names)
         for number, body in site.each(request.parts)
     }
+    columns = sum(request.columns.values())
     for number, shard in site.each(shards):
         shard.check_trained()
-        shard.check_clusters(sum(request.columns.values()))
+        shard.check_clusters(columns)
+        shard.check_weightings(columns)
         # how much each row weighs is for whoever allows a covariance
         shard.check_multiplicity(is_weighted=False, shares_rows=True)
         note_scope(site, number, WEIGHTED_MOMENTS, _SCOPE)
     parts = {
-        part.number: _padded(shards[part.number], part.data.features, request.columns)
-        for part in site.parts(method_of(site.family).state)
+        number: _padded(shard, features[number], request.columns)
+        for number, shard in site.each(shards)
     }
     site.store.save(_INFORMED, Entry({}, {REQUEST: site.round.digest}))
     return InformationReply(parts=parts)
@@ -260,7 +293,7 @@ def _padded(
     bits = shard.column_bits(shard.squared_norms(counted.multiplicity), columns)
     sums, products = shard.padded(
         shard.summed(counted, ColumnWords(columns, bits), widths, {}),
-        weightings_of(site.terms.settings),
+        shard.names,
         _without_noise,
     )
     return PaddedPart(

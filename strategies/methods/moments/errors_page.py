@@ -29,13 +29,14 @@ def sections(report: blocks.Record) -> blocks.Blocks:
 def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
     """Yield the coefficients of largest t with their errors, or why there are none."""
     tables = report.at("coefficients")
+    section = report.at("moments") or report.at("inference")
+    has_classes = bool(section.text("reference"))
     entries = [
-        blocks.Record({**entry.content, "feature": f"{table}.{entry.text('feature')}"})
+        blocks.Record({**entry.content, "feature": _name(table, entry, has_classes)})
         for table in tables.content
         for entry in tables.records(table)
         if entry.number("standard-error") is not None or entry.number("noise")
     ]
-    section = report.at("moments") or report.at("inference")
     if undetermined := section.texts("undetermined"):
         listed = ", ".join(undetermined[:MOST_ROWS])
         note += f" None, as they are combinations of others: {listed}."
@@ -51,6 +52,12 @@ def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
     columns = _columns(largest, "column", "feature", ratio)
     yield blocks.tabulate(title, largest, columns, note)
     yield _forest(largest, ratio)
+
+
+def _name(table: str, entry: blocks.Record, has_classes: bool) -> str:
+    """Return the name of a coefficient, with its class where there are several."""
+    output = f" [{entry.text('output')}]" if has_classes else ""
+    return f"{table}.{entry.text('feature')}{output}"
 
 
 def _columns(
@@ -126,6 +133,8 @@ def _contrasts(inference: blocks.Record) -> blocks.Table:
     reference = blocks.text_column("against", "reference")
     ratio = inference.text("ratio")
     first, *numbers = _columns(entries, "column", "column", ratio)
+    if inference.text("reference"):
+        numbers.insert(0, blocks.text_column("class", "output"))
     columns = [first, reference, *numbers]
     note = "Where coefficients themselves are not determined, their differences are."
     return blocks.tabulate(

@@ -4,28 +4,11 @@ The server knows the score of every joined row, and so how much its loss bends t
 tells the label's table these weights, and reads the information matrix from padded sums
 (:mod:`tp_flower.methods.moments.exchange`). The weights are of the label's rows, so
 each of these may be in one joined row at most.
-
-Entry ``inference`` of `report.json`::
-
-    kind        "model", "robust" or "clustered"
-    note        what the errors are, or why there are none
-    parameters  that are determined, with the intercept
-    dispersion  that errors are by; without weights 1 where it is known
-    clusters    of the training rows; 0 unless errors are clustered
-    freedom     of the estimated dispersion; null where that is known
-    ratio       what the exponential of a coefficient is; "" for nothing
-    intercept   {value, standard-error, low, high}   of the score of a row of zeros
-    undetermined  [column]   those without an error, as others add up to them
-    tests       [{feature, columns, statistic, p}]   Wald's, of all columns of a feature
-    inflation   [{feature, columns, factor, scaled}]   generalised VIF, by degrees of
-                freedom, and its root of twice these; null where others determine it
-    contrasts   [{column, reference, value, standard-error, z or t, p, low, high}]   of
-                features whose columns add up to 1: differences from the first column
 """
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -46,16 +29,11 @@ from strategies.methods.moments.clusters import (
 )
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.section import (
-    CONDITIONAL,
     feature_columns,
-    inflation_entries,
-    statistics_by_table,
-    undetermined,
 )
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
-from strategies.training.outcome import Outcome
 from tp_flower.arrays import (
     AnyArray,
     BoolArray,
@@ -64,36 +42,26 @@ from tp_flower.arrays import (
     IntArray,
 )
 from tp_flower.errors import QueryError, ReplyError
+from tp_flower.methods.moments.class_inference import infer_classes
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
-from tp_flower.methods.moments.questions import FeatureColumns
 from tp_flower.methods.moments.reading.column_layout import ColumnLayout
 from tp_flower.methods.moments.settings import (
     CLUSTERED,
     CLUSTERS,
-    CURVATURE,
     MODEL,
-    ROBUST,
+    SQUARES,
     ErrorSettings,
     weightings_of,
 )
 from tp_flower.methods.moments.solve import JoinedMoments
 from tp_flower.methods.moments.terms import cluster_edge, tree_of
-from tp_flower.objectives.objective import RowInformation
+from tp_flower.objectives.objective import Objective, RowInformation
 from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 
-SECTION: Final = "inference"
-INDEPENDENT: Final = "Standard errors for independent joined rows"
-BY_CLUSTER: Final = "Standard errors for {} independent clusters by {}"
-KINDS: Final = {
-    MODEL: "by the information of the loss ({loss})",
-    ROBUST: "whatever the label's variance (HC0)",
-    CLUSTERED: "whatever the rows of a cluster have in common (HC0, G / (G - 1))",
-}
-HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
 NOT_CONVERGED: Final = (
     "No standard errors: training has not come to the optimum. Columns of very "
     "different size, or far from 0, come near it when they are encoded as 'standard'. "
@@ -120,11 +88,6 @@ UNEVEN: Final = (
     "Rows have so different information that it is rounded to nothing in some, whose "
     "sums are off by {:.0%}: errors of what varies in these rows alone are rough."
 )
-APPROXIMATED: Final = (
-    "Means of the rows at risk are taken over stretches of time, in each of which {} "
-    "rows leave or more; {:.2g} % of the information is within them and estimated, and "
-    "errors are off by about as much."
-)
 MOST_APPROXIMATED: Final = 0.05
 FEW_DEATHS: Final = (
     "No standard errors: so few rows are at risk that {:.0%} of the information is "
@@ -142,6 +105,8 @@ FAR: Final = 30.0
 hundredth of their error where training ended, as one of 1000 was by two errors."""
 SPAN: Final = 1e-9
 """The least variance beside the largest one that eigenvalues tell from 0."""
+MOST_CLASSES: Final = 8
+"""Of which there are 28 weightings."""
 LEAST_SHARE: Final = 0.05
 LEAST_ROWS: Final = 20
 """Of the training rows, those with the least weights, whose rounding is looked at."""
@@ -174,14 +139,26 @@ def check_information(joined: JoinedTables, settings: Settings) -> None:
             f"standard-errors: of loss {objective.name!r}, which compares rows with "
             f"each other, there are none that are {kind!r}: write {MODEL!r}"
         )
-    if not objective.has_likelihood:
-        several = "with one score a row" if objective.outputs > 1 else "a likelihood"
-        raise QueryError(
-            f"standard-errors: loss {objective.name!r} is not {several}: set loss, or "
-            "for one class against all others write (label = 'a class') AS label"
-        )
+    if objective.outputs > 1:
+        _check_classes(objective, kind)
     if kind == CLUSTERED:
         check_clusters(joined, tree, settings)
+
+
+def _check_classes(objective: Objective, kind: str) -> None:
+    """Refuse what there is not of several classes with a score each."""
+    one = "or for one class against all others write (label = 'a class') AS label"
+    if kind != MODEL:
+        raise QueryError(
+            f"standard-errors: of loss {objective.name!r}, whose rows have a slope for "
+            f"each class, there are none that are {kind!r}: write {MODEL!r}, {one}"
+        )
+    if objective.outputs > MOST_CLASSES:
+        raise QueryError(
+            f"standard-errors: of {objective.outputs} classes there would be sums for "
+            f"each two of them, and they are for {MOST_CLASSES} at most: merge rare "
+            f"ones by CASE, {one}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,11 +187,11 @@ class InformationRound:
         bits_by_table = column_bits(counts, replies, layout)
         moments = self._moments(counts, replies, layout, bits_by_table)
         of_columns = np.concatenate([bits_by_table[name] for name in layout.columns])
-        rough = self._rough(moments[0], of_columns[layout.features])
+        rough = self._rough(self._whole(moments), of_columns[layout.features])
         if rough.size:
             names = feature_columns(self.problem).names
             return None, NO_SCALE.format(", ".join(names[n] for n in rough))
-        inference = self._infer(*moments)
+        inference = self._infer(moments)
         if inference.freedom <= 0.0:
             return None, NO_FREEDOM
         return inference, self._caution()
@@ -244,8 +221,8 @@ class InformationRound:
 
     def _caution(self) -> str:
         """Return why errors are rough, or ""."""
-        of_information = self._row_weights[0] / self._largest[0]
-        uneven = unevenness(LARGEST_WEIGHT * of_information)
+        told = LARGEST_WEIGHT * self._row_weights / self._largest[:, None]
+        uneven = max(map(unevenness, told[: self._of_information]))
         notes = [UNEVEN.format(uneven)] if uneven > UNEVENNESS else []
         if 0 < self.clusters < FEW_CLUSTERS:
             notes.append(FEW.format(FEW_CLUSTERS, self.clusters - 1))
@@ -361,17 +338,33 @@ class InformationRound:
         """The weights of the rows of the label's table that take part, (p, n)."""
         objective = self.problem.objective
         scores = self.problem.rows.whole(SCORES)
-        by_kind = {CURVATURE: self._information.weights}
-        slopes = objective.weigh(objective.gradient(scores)[:, 0])
+        of_joined = [self._information.weights]
+        if SQUARES in self._weightings:
+            slopes = objective.weigh(objective.gradient(scores)[:, 0])
+            of_joined.append(slopes**2)
         rows = self.problem.train.tables[self.joined.bound.label_table]
-        kinds = [kind for kind in weightings_of(self.settings) if kind != CLUSTERS]
-        of_joined = [by_kind.get(kind, slopes**2) for kind in kinds]
         return rows.segment_sum(np.column_stack(of_joined)).T
+
+    @property
+    def _weightings(self) -> tuple[str, ...]:
+        """By what the joined rows are weighed, once each."""
+        return weightings_of(self.settings, self.problem.objective.outputs)
+
+    @property
+    def _of_information(self) -> int:
+        """How many of the weightings, the first, are of the information."""
+        return max(math.comb(self.problem.objective.outputs, 2), 1)
+
+    def _whole(self, moments: Sequence[JoinedMoments]) -> JoinedMoments:
+        """Return the information of all scores together."""
+        matrices_of = [each.matrix for each in moments[: self._of_information]]
+        whole: FloatArray = np.sum(matrices_of, axis=0)
+        return replace(moments[0], matrix=whole)
 
     @cached_property
     def _slopes(self) -> ClusteredSlopes | None:
         """What the label's rows tell of the loss, by cluster; None without clusters."""
-        if CLUSTERS not in weightings_of(self.settings):
+        if CLUSTERS not in self._weightings:
             return None
         objective = self.problem.objective
         scores = self.problem.rows.whole(SCORES)
@@ -424,13 +417,15 @@ class InformationRound:
         label_table = self.joined.bound.label_table
         return ColumnLayout(counts.columns(widths), label_table, counts.outputs)
 
-    def _infer(
-        self, information: JoinedMoments, squares: JoinedMoments | None = None
-    ) -> Inference:
+    def _infer(self, moments: Sequence[JoinedMoments]) -> Inference:
         """Return what the moments say of the model's coefficients."""
         objective = self.problem.objective
         rows = len(objective)
         freedom, dispersion = np.inf, 1.0 / self._mean_weight
+        if objective.outputs > 1:
+            l2 = self.settings.l2 * rows
+            return infer_classes(moments, objective.outputs, l2, dispersion)
+        information, *beside = moments
         if not objective.dispersion_is_known:
             freedom = rows - information.spectrum.rank - 1.0
             scores = self.problem.rows.whole(SCORES)
@@ -441,7 +436,7 @@ class InformationRound:
             information = information.without_intercept(scales)
             found = Inference.of(information, l2, dispersion, freedom)
             return found.without_intercept()
-        return Inference.of(information, l2, dispersion, freedom, squares)
+        return Inference.of(information, l2, dispersion, freedom, *beside)
 
     @property
     def _mean_weight(self) -> float:
@@ -468,153 +463,3 @@ def unevenness(weights: FloatArray) -> float:
     errors = deviations / np.maximum(np.cumsum(ascending), 1e-300)
     first = max(math.ceil(LEAST_SHARE * len(errors)), LEAST_ROWS)
     return float(errors[first - 1 :].max(initial=0.0))
-
-
-@dataclass(frozen=True, eq=False)
-class Errors:
-    """The errors of a model's coefficients, as far as these are shown.
-
-    Attributes:
-        inference: None where there is none, for the reason that ``note`` has.
-        note: beside an inference, why it is rough, if it is.
-        approximated: the share of the information that is not known exactly.
-        clusters: of the training rows, where errors are clustered.
-    """
-
-    problem: TrainingProblem
-    settings: Settings
-    inference: Inference | None = None
-    note: str = ""
-    approximated: float = 0.0
-    clusters: int = 0
-    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> str:
-        """Whether they are those of the model, or robust."""
-        return self.settings.of(ErrorSettings).standard_errors
-
-    def of_outcome(self, outcome: Outcome) -> "Errors":
-        """Return them beside the coefficients that the sites have shown."""
-        return replace(self, coefficients=outcome.coefficients, names=outcome.names)
-
-    @cached_property
-    def columns(self) -> FeatureColumns:
-        """The features' columns, in the order of the tables."""
-        return feature_columns(self.problem, self.names)
-
-    @cached_property
-    def estimates(self) -> FloatArray:
-        """The coefficients, (d + 1,), the intercept last; NaN of hidden ones."""
-        total = len(self.columns.names)
-        estimates = np.full(total + 1, np.nan)
-        for name, positions in self.columns.by_table.items():
-            values = self.coefficients.get(name)
-            if values is None:
-                continue
-            estimates[positions] = values[: len(positions), 0]
-            if self.problem.tables[name].has_intercept:
-                estimates[-1] = values[-1, 0]
-        return estimates
-
-    def statistics(self) -> dict[str, dict[str, FloatArray]]:
-        """Return statistics of every table's coefficients, (d_t [+ 1], 1) by name."""
-        if self.inference is None:
-            return {}
-        return statistics_by_table(self.problem, self.inference, self.estimates)
-
-    def section(self) -> dict[str, object]:
-        """Return the report's entry."""
-        if self.inference is None:
-            return {"kind": self.kind, "note": self.note}
-        features = {
-            name: positions
-            for name, positions in self.columns.by_feature.items()
-            if not np.isnan(self.estimates[positions]).any()
-        }
-        return {
-            "kind": self.kind,
-            "note": self._text(),
-            "parameters": self.inference.parameters,
-            "dispersion": self.inference.dispersion,
-            "freedom": self.inference.freedom,
-            "clusters": self.clusters,
-            "ratio": self.problem.response.ratio,
-            "intercept": self._intercept(),
-            "undetermined": undetermined(self.columns, self.inference),
-            "tests": [
-                {
-                    "feature": name,
-                    **self.inference.test(positions, self.estimates)._asdict(),
-                }
-                for name, positions in features.items()
-            ],
-            "inflation": [
-                entry
-                for entry in inflation_entries(
-                    self.inference.design, self.columns.by_feature
-                )
-                if entry["feature"] in features
-            ],
-            "contrasts": [
-                each
-                for positions in features.values()
-                for each in self._contrasts(positions)
-            ],
-        }
-
-    def _text(self) -> str:
-        """Return what is said of the errors."""
-        kind = KINDS[self.kind].format(loss=self.problem.objective.name)
-        independent = INDEPENDENT
-        if self.clusters:
-            named = self.settings.of(ErrorSettings).cluster
-            independent = BY_CLUSTER.format(self.clusters, named)
-        notes = [f"{independent}, {kind}."]
-        if self.approximated:
-            notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
-        if self.settings.l2:
-            notes.append(CONDITIONAL)
-        hidden = [name for name in self.problem.tables if name not in self.coefficients]
-        if hidden:
-            notes.append(HIDDEN.format(", ".join(hidden)))
-        if self.note:
-            notes.append(self.note)
-        return " ".join(notes)
-
-    def _intercept(self) -> dict[str, float]:
-        """Return the whole intercept of the score, with its error."""
-        if self.inference is None or np.isnan(self.estimates[-1]):
-            return {}
-        if not self.inference.has_intercept:
-            return {}
-        whole = self.estimates.copy()
-        whole[-1] += self.problem.base_score[0]
-        names = ("standard-error", "low", "high")
-        values = self.inference.statistics(whole)[-1, [0, 3, 4]]
-        return {"value": whole[-1], **dict(zip(names, values.tolist(), strict=True))}
-
-    def _contrasts(self, positions: IndexArray) -> list[dict[str, object]]:
-        """Return how a feature's columns differ from the first, if only that is known.
-
-        As those of categories do, which add up to the intercept.
-        """
-        inference = self.inference
-        if inference is None or len(positions) == 1:
-            return []
-        if inference.has_error[positions].all():
-            return []
-        values, statistics = inference.contrasts(positions, self.estimates)
-        names = self.columns.names
-        return [
-            {
-                "column": names[position],
-                "reference": names[positions[0]],
-                "value": value,
-                **dict(zip(inference.names, row, strict=True)),
-            }
-            for position, value, row in zip(
-                positions[1:], values.tolist(), statistics.tolist(), strict=True
-            )
-        ]

@@ -154,12 +154,16 @@ def rows_by_table(problem: TrainingProblem, rows: FloatArray) -> dict[str, Float
 def statistics_by_table(
     problem: TrainingProblem, inference: Inference, estimates: FloatArray
 ) -> dict[str, dict[str, FloatArray]]:
-    """Return the statistics of estimates (d + 1,), (d_t [+ 1], 1) by table and name."""
-    blocks = rows_by_table(problem, inference.statistics(estimates))
-    return {
-        table: {name: block[:, [n]] for n, name in enumerate(inference.names)}
-        for table, block in blocks.items()
-    }
+    """Return those of estimates (d + 1, k), (d_t [+ 1], k) by table and name."""
+    of_outputs = [
+        inference.of_output(number).statistics(column)
+        for number, column in enumerate(estimates.T)
+    ]
+    found: dict[str, dict[str, FloatArray]] = {name: {} for name in problem.tables}
+    for name, values in zip(inference.names, np.stack(of_outputs).T, strict=True):
+        for table, block in rows_by_table(problem, values).items():
+            found[table][name] = block
+    return found
 
 
 def undetermined(

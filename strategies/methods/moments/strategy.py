@@ -622,7 +622,7 @@ class Moments(JoinMethod):
             unshrunk = self._parameters(problem, solution)
             for table, block in rows_by_table(problem, unshrunk).items():
                 blocks[table]["unshrunk"] = block
-        estimates = self._parameters(problem, solution)[:, 0]
+        estimates = self._parameters(problem, solution)
         found = statistics_by_table(problem, self._inference, estimates)
         return {table: {**own, **found[table]} for table, own in blocks.items()}
 

@@ -399,18 +399,9 @@ def test_repeated_labels_have_errors_once_the_others_are_aggregated():
     assert found["standard_error"] == pytest.approx(expected.errors[0], rel=RTOL)
 
 
-@pytest.mark.parametrize(
-    ("query", "how", "problem"),
-    [
-        (sql("c.kind"), {}, "not with one score a row: set loss"),
-        (sql("p.age", ("c.km",)), {}, "is in up to .* joined rows.*GROUP BY"),
-    ],
-)
-def test_joined_rows_without_an_information_matrix(query, how, problem):
-    frames = tables()
-    frames["claims"]["kind"] = np.array(["a", "b", "c"])[np.arange(400) % 3]
-    with pytest.raises(QueryError, match=problem):
-        fit(query, sites(**frames), **how)
+def test_joined_rows_without_an_information_matrix():
+    with pytest.raises(QueryError, match=r"is in up to .* joined rows.*GROUP BY"):
+        fit(sql("p.age", ("c.km",)))
 
 
 @pytest.mark.parametrize(

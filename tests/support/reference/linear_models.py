@@ -100,3 +100,53 @@ def fit_linear(
         meat = sum(np.outer(each, each) for each in sums)
         meat *= len(numbers) / (len(numbers) - 1)
     return LinearFit(theta, bread @ meat @ bread, freedom)
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """Differences from the first class, (K - 1, p), the intercept last in each."""
+
+    coefficients: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def errors(self) -> np.ndarray:
+        return np.sqrt(np.diag(self.covariance)).reshape(self.coefficients.shape)
+
+
+def fit_classes(
+    features: np.ndarray,
+    label: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    l2: float = 0.0,
+) -> ClassFit:
+    """Fit a softmax by Newton's steps, row by row; labels are numbers from 0.
+
+    Its scores are those of all classes, of which a ridge penalises all coefficients.
+    """
+    design = np.column_stack([features, np.ones(len(label))])
+    classes, width = label.max() + 1, design.shape[1]
+    weights = np.ones(len(label)) if weights is None else weights
+    penalty = np.kron(
+        np.eye(classes), np.diag([l2 * weights.sum()] * (width - 1) + [0])
+    )
+    theta = np.zeros((classes, width))
+    for _ in range(STEPS):
+        scores = design @ theta.T
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        information = np.zeros((classes * width, classes * width))
+        for row, chance, weight in zip(design, chances, weights, strict=True):
+            of_row = np.diag(chance) - np.outer(chance, chance)
+            information += weight * np.kron(of_row, np.outer(row, row))
+        slopes = weights[:, None] * (np.eye(classes)[label] - chances)
+        gradient = (slopes.T @ design).ravel() - penalty @ theta.ravel()
+        step = np.linalg.pinv(information + penalty, rcond=1e-11) @ gradient
+        theta = theta + step.reshape(theta.shape)
+        if np.abs(step).max() < 1e-12:
+            break
+    bread = np.linalg.pinv(information + penalty, rcond=1e-11)
+    from_first = np.kron(np.eye(classes)[1:] - np.eye(classes)[:1], np.eye(width))
+    covariance = from_first @ bread @ information @ bread @ from_first.T
+    return ClassFit((from_first @ theta.ravel()).reshape(-1, width), covariance)

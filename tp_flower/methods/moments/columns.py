@@ -100,3 +100,17 @@ class ColumnWords:
     def __getitem__(self, rows: IntArray) -> WordArray:
         """Return the words of some rows, (m, d)."""
         return to_words(self.columns[rows], self.bits)
+
+
+def most_told_rows(weightings: int, columns: int) -> int:
+    """Return how many rows sums of products may tell, of whoever knows the weights.
+
+    In m weightings the blocks of some tables, of D_T columns and a column of ones, are
+    m D_T (D_T + 3) / 2 sums of the sum_t n_t d_t numbers in their rows. Where each
+    table has more rows than m (D_T + 3) / 2 they leave some open, whichever the tables.
+    The ``columns`` are those of all, and the one of ones.
+
+    >>> most_told_rows(weightings=6, columns=5)
+    21
+    """
+    return weightings * (columns + 2) // 2

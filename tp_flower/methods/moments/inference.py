@@ -88,13 +88,16 @@ def tail_of(square: float, columns: int, freedom: float) -> tuple[float, float]:
 class Inference:
     """How well the coefficients of features, and the intercept, are known.
 
+    Of k ``outputs`` those of each output follow each other, and then the intercepts.
+
     Attributes:
-        covariance: of all of them, (d + 1, d + 1), that of the intercept last.
+        covariance: of all of them, (k d + k, k d + k), that of the intercepts last.
         free: directions in which coefficients are a matter of choice, as columns are
-            collinear, (d + 1, z).
-        design: C, the covariance of the features in rows that weigh W, (d, d).
+            collinear, (k d + k, z).
+        design: C, the covariance of the features in rows that weigh W, (k d, k d).
         freedom: degrees of freedom of the dispersion; infinity where it is known.
         dispersion: phi.
+        outputs: k, the scores with coefficients of their own.
     """
 
     covariance: FloatArray
@@ -102,6 +105,7 @@ class Inference:
     design: FloatArray
     freedom: float
     dispersion: float = 1.0
+    outputs: int = 1
 
     @classmethod
     def of_squares(cls, moments: JoinedMoments, fit: Fit) -> Self:
@@ -146,7 +150,7 @@ class Inference:
         else:
             bread = (turned * inverses) @ turned.T
             bread[-1, -1] += 1.0
-            covariance = bread @ _in_order(squares) @ bread / mass**2
+            covariance = bread @ squares.of_parameters @ bread / mass**2
         free = turned[:, (spectrum.values == 0.0) & (l2 == 0.0)]
         return cls(covariance, free, information.covariance, freedom, dispersion)
 
@@ -157,8 +161,32 @@ class Inference:
         return replace(self, covariance=covariance)
 
     @property
+    def features(self) -> int:
+        """The number of features, d."""
+        return len(self.design) // self.outputs
+
+    def of_output(self, number: int) -> Self:
+        """Return that of one output's coefficients and its intercept."""
+        first = number * self.features
+        rows = np.append(np.arange(first, first + self.features), number - self.outputs)
+        features = rows[:-1]
+        return replace(
+            self,
+            covariance=self.covariance[np.ix_(rows, rows)],
+            free=self.free[rows],
+            design=self.design[np.ix_(features, features)],
+            outputs=1,
+        )
+
+    def across(self, columns: IndexArray) -> IndexArray:
+        """Return the positions of some features' coefficients in all outputs."""
+        starts = self.features * np.arange(self.outputs)
+        positions: IndexArray = (starts[:, None] + columns).ravel()
+        return positions
+
+    @property
     def parameters(self) -> int:
-        """How many are determined, the intercept among them."""
+        """How many are determined, the intercepts among them."""
         dimensions = len(self.covariance) - int(not self.has_intercept)
         return dimensions - int(self.free.shape[1])
 
@@ -169,13 +197,13 @@ class Inference:
 
     @property
     def errors(self) -> FloatArray:
-        """Standard errors, (d + 1,); NaN for those that are not determined."""
+        """Standard errors, (k d + k,); NaN for those that are not determined."""
         return self._errors(np.diag(self.covariance), self.free)
 
     @property
     def has_error(self) -> BoolArray:
         """Which features have an error, (d,): not those that others add up to."""
-        return ~np.isnan(self.errors[:-1])
+        return ~np.isnan(self.errors[: self.features])
 
     @property
     def ratio(self) -> str:
@@ -193,7 +221,8 @@ class Inference:
     def statistics(self, estimates: FloatArray) -> FloatArray:
         """Return what ``names`` says of some estimates (d + 1,), (d + 1, 5).
 
-        That an intercept is 0 is no hypothesis: it has neither a ratio nor p.
+        They are of one output. That an intercept is 0 is no hypothesis: it has neither
+        a ratio nor p.
         """
         statistics = self._of(estimates, self.errors)
         statistics[-1, 1:3] = np.nan
@@ -306,10 +335,3 @@ class NoisyFit(NamedTuple):
         spread = solved @ scores @ solved.T
         free = np.zeros((count + 1, 0))
         return cls(solution, Inference(spread, free, covariance, np.inf))
-
-
-def _in_order(moments: JoinedMoments) -> FloatArray:
-    """Return the moments of the features and the intercept, which is last."""
-    order = [*moments.features, moments.intercept]
-    matrix: FloatArray = moments.matrix[np.ix_(order, order)]
-    return matrix

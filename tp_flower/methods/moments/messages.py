@@ -326,7 +326,8 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
             weigh that every key of this one is in.
         beside: the same of each shard on its own side, where there are several.
         bits: of each column after the point, where the table has several shards.
-        weights: of the label's table, what each row weighs that is trained on.
+        weights: of the label's table, what each row weighs that is trained on, of K
+            classes in K (K - 1) / 2 weightings.
         slopes: of it, how steep the loss of each of these rows is, with its sign, where
             errors are clustered.
         shares: of it, how much belongs to each stretch of time, by row, of times to an
@@ -372,8 +373,9 @@ class InformationRequest(Request, frozen=True, kw_only=True):
     discloses = (
         Discloses(
             "of each trained row of the label's table, how much its loss bends at the "
-            "model's score, and for robust errors how steep it is; of each join key of "
-            "the site, the sum of these over the tuples of the tables behind the join",
+            "model's score, of several classes between each two of their scores, and "
+            "for robust errors how steep it is; of each join key of the site, the sums "
+            "of these over the tuples of the tables behind the join",
             fields=("weights", "incoming", "beside"),
         ),
         Discloses(
@@ -408,7 +410,8 @@ class InformationReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "weighted second moments of the joined training rows: for each two columns "
             "of the tables, the sum of their products, each row weighted by how much "
-            "its loss bends, and for robust errors by its squared slope, for clustered "
+            "its loss bends, of several classes once for each two of them, and for "
+            "robust errors by its squared slope, for clustered "
             "ones over pairs of rows of a cluster by both slopes; of times to "
             "an event also, by stretch of time, sums of the columns over the rows at "
             "risk; nothing of a row",

@@ -5,6 +5,7 @@ Standard errors are of models that another strategy trains.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 from tp_flower.methods.moments.describe.settings import (
@@ -223,8 +224,16 @@ def tells_of_errors(settings: Settings) -> str:
     return WEIGHED.format(OVER_PAIRS if is_clustered else "")
 
 
-def weightings_of(settings: Settings) -> tuple[str, ...]:
-    """Return by what the joined rows are weighed, once each, for standard errors."""
+def weightings_of(settings: Settings, outputs: int = 1) -> tuple[str, ...]:
+    """Return by what the joined rows are weighed, once each, for standard errors.
+
+    Of several classes with a score each, once for each two of them.
+    """
+    if outputs > 1:
+        return tuple(
+            f"{CURVATURE} of {first} and {second}"
+            for first, second in combinations(range(outputs), 2)
+        )
     beside = {ROBUST: (SQUARES,), CLUSTERED: (CLUSTERS,)}
     return (CURVATURE, *beside.get(settings.of(ErrorSettings).standard_errors, ()))
 

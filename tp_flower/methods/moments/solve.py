@@ -200,6 +200,16 @@ class JoinedMoments:
         return norms / self.joined_rows
 
     @property
+    def of_parameters(self) -> FloatArray:
+        """The moments of the features and the intercept, which is last, (d + 1, d + 1).
+
+        In their order a model has its coefficients.
+        """
+        order = [*self.features, self.intercept]
+        matrix: FloatArray = self.matrix[np.ix_(order, order)]
+        return matrix
+
+    @property
     def joined_rows(self) -> float:
         """N."""
         return float(self.matrix[self.intercept, self.intercept])
