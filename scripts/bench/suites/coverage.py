@@ -7,7 +7,9 @@ category they are differences from the first one. A cell is 500 runs of one loss
 kind of errors; a run without an interval counts as one that has missed.
 
 Where the label's variance is not the family's, robust errors have to hold the truth,
-and those of the model must not: otherwise the cell shows nothing. With an epsilon on
+and those of the model must not: otherwise the cell shows nothing. So must clustered
+errors, and not robust ones, where the visits of a person share an effect that is in no
+table. With an epsilon on
 the values of visits, intervals count the noise, and are of the coefficients without the
 ridge against it; beside them, what the model's own coefficients hold within 1.96 of the
 deviations that noise alone gives them.
@@ -30,6 +32,7 @@ from scipy import special
 from scripts.bench.harness import Options, Outcome, train
 from tp_flower.arrays import FloatArray
 from tp_flower.methods.moments.inference import CONFIDENCE
+from tp_flower.methods.moments.settings import CLUSTERED, ROBUST
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
@@ -62,6 +65,7 @@ DISPERSION: Final = 0.7
 SHAPE: Final = 2.0
 DEVIATION: Final = 0.5
 Draw = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
+Share = Callable[[np.random.Generator, int], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class Cell:
         name: of the row; cells whose names begin alike, up to a comma, have the same
             joins.
         rows: of the visits, at least and at most.
+        people: of their table, at least and at most.
+        share: draws what the scores of a person's visits have in common, of so many
+            people, (n,); None for nothing.
         is_exact: whether the errors count what there is.
         settings: of the run, besides its encoders.
     """
@@ -80,6 +87,8 @@ class Cell:
     draw: Draw
     settings: Mapping[str, Any]
     rows: tuple[int, int] = (300, 1000)
+    people: tuple[int, int] = (40, 200)
+    share: Share | None = None
     offset: str = ""
     kinds: str = "p, q, r"
     number: str = "none"
@@ -139,8 +148,18 @@ def _counts(
     return generator.poisson(means).astype(np.float64)
 
 
+def _normal_share(generator: np.random.Generator, people: int) -> FloatArray:
+    return DEVIATION * generator.normal(size=people)
+
+
+def _frailty(generator: np.random.Generator, people: int) -> FloatArray:
+    """Return logarithms of factors of the mean 1: so coefficients are of all people."""
+    return np.log(generator.gamma(SHAPE, 1.0 / SHAPE, people))
+
+
 def _cg(loss: str, errors: str = "model") -> dict[str, Any]:
-    return {"strategy": "cg", "loss": loss, "standard-errors": errors}
+    cluster = {"cluster": "p"} if errors == CLUSTERED else {}
+    return {"strategy": "cg", "loss": loss, "standard-errors": errors, **cluster}
 
 
 def _noisy(epsilon: float) -> dict[str, Any]:
@@ -167,6 +186,21 @@ CELLS: Final = (
     Cell("poisson of overdispersed counts, robust", _counts, _cg("poisson", "robust")),
     Cell("squared, variance by x", _uneven, _cg("squared"), is_exact=False),
     Cell("squared, variance by x, robust", _uneven, _cg("squared", "robust")),
+    *(
+        Cell(
+            f"{name}, alike within people, {errors}",
+            draw,
+            _cg(loss, errors),
+            people=(100, 200),
+            share=share,
+            is_exact=errors == CLUSTERED,
+        )
+        for name, loss, draw, share in (
+            ("squared", "squared", _squared, _normal_share),
+            ("poisson", "poisson", _poisson, _frailty),
+        )
+        for errors in (ROBUST, CLUSTERED)
+    ),
     Cell("squared by moments", _squared, MOMENTS, kinds=TREATED),
     *(
         Cell(
@@ -280,7 +314,8 @@ def make_tables(
     generator: np.random.Generator, cell: Cell
 ) -> dict[str, dict[str, pd.DataFrame]]:
     """Return the three organisations' tables of a run."""
-    people, regions = generator.integers((40, 6), (201, 16))
+    fewest, most = cell.people
+    people, regions = generator.integers((fewest, 6), (most + 1, 16))
     rows = int(generator.integers(*cell.rows, endpoint=True))
     region = pd.DataFrame(
         {"rid": range(regions), "density": generator.uniform(-1.0, 1.0, regions)}
@@ -306,6 +341,8 @@ def make_tables(
     score = scores(visit, person, region)
     if cell.offset:
         score += np.log(visit["days"].to_numpy(np.float64))
+    if cell.share is not None:
+        score += cell.share(generator, people + 2)[visit["pid"]]
     visit["y"] = cell.draw(generator, score, visit["x"].to_numpy())
     return {
         "clinic": {"visits": visit},

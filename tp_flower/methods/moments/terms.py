@@ -57,7 +57,10 @@ def cluster_edge(tree: JoinTree, label_table: str, cluster: str) -> int:
             return number
     raise QueryError(
         f"cluster: {cluster!r} is no table that the label's, {label_table}, is joined "
-        f"with: {', '.join(others.values()) or 'no table is'}"
+        f"with. To cluster by a column of {label_table}, join its values, JOIN (SELECT "
+        f"column, COUNT(*) AS n FROM table GROUP BY column) k ON {label_table}.column "
+        f"= k.column, and set cluster = 'k'. {label_table} is joined with: "
+        f"{', '.join(others.values()) or 'no table'}"
     )
 
 
