@@ -42,9 +42,9 @@ from tp_flower.arrays import (
     IntArray,
 )
 from tp_flower.errors import QueryError, ReplyError
-from tp_flower.methods.moments.class_inference import infer_classes
 from tp_flower.methods.moments.inference import Inference
 from tp_flower.methods.moments.messages import LARGEST_WEIGHT, InformationRequest
+from tp_flower.methods.moments.reading.class_inference import infer_classes
 from tp_flower.methods.moments.reading.column_layout import ColumnLayout
 from tp_flower.methods.moments.settings import (
     CLUSTERED,

@@ -159,7 +159,7 @@ def test_clusters_by_a_column_of_the_labels_table_are_joined_values():
     query = """SELECT c.claims AS label, c.km, p.age FROM claims c
     JOIN people p ON c.pid = p.pid"""
     how = {"loss": "poisson", "standard_errors": "clustered"}
-    with pytest.raises(QueryError, match="To cluster by a column of c, join its valu"):
+    with pytest.raises(QueryError, match="by a column of c, join its values"):
         fit(query, sites(**frames), cluster="c.agent", **how)
     values = """JOIN (SELECT agent, COUNT(*) AS n FROM claims GROUP BY agent) k
     ON c.agent = k.agent"""

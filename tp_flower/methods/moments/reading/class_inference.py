@@ -16,7 +16,7 @@ up to 0, and theta = Q gamma, that of gamma is
 
 The penalty of the methods, N l2 / 2 |theta|^2 = N l2 / 2 |gamma|^2 at an optimum, where
 the theta_a of a feature add up to 0, leaves the covariance phi A I A of gamma,
-A = (I + N l2)^-1, which is conditional on l2 (:mod:`.inference`).
+A = (I + N l2)^-1, conditional on l2 (:mod:`tp_flower.methods.moments.inference`).
 
 Notation:
     d  features        x  those of a row, and a 1        (x)  Kronecker's product
