@@ -188,18 +188,18 @@ CELLS: Final = (
     Cell("squared, variance by x, robust", _uneven, _cg("squared", "robust")),
     *(
         Cell(
-            f"{name}, alike within people, {errors}",
+            f"{loss}, alike within people, {errors}",
             draw,
             _cg(loss, errors),
             people=(100, 200),
             share=share,
             is_exact=errors == CLUSTERED,
         )
-        for name, loss, draw, share in (
-            ("squared", "squared", _squared, _normal_share),
-            ("poisson", "poisson", _poisson, _frailty),
+        for loss, draw, share, errors in (
+            ("squared", _squared, _normal_share, ROBUST),
+            ("squared", _squared, _normal_share, CLUSTERED),
+            ("poisson", _poisson, _frailty, CLUSTERED),
         )
-        for errors in (ROBUST, CLUSTERED)
     ),
     Cell("squared by moments", _squared, MOMENTS, kinds=TREATED),
     *(

@@ -15,6 +15,7 @@ from scripts.bench.suites.coverage import (
     covered,
     intervals,
     make_tables,
+    scores,
 )
 from tests.support.reference.joins import engine_of
 
@@ -47,6 +48,19 @@ def test_labels_follow_the_effects_of_the_join():
     design, label = joined(exact, np.random.default_rng(0))
     expected = INTERCEPT + design @ np.array(list(EFFECTS.values()))
     np.testing.assert_allclose(label, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if "alike" in name])
+def test_visits_of_a_person_share_an_effect_that_is_in_no_table(name):
+    cell = replace(BY_NAME[name], draw=lambda *drawn: drawn[1])
+    frames = {}
+    for tables in make_tables(np.random.default_rng(0), cell).values():
+        frames |= tables
+    visits = frames["visits"]
+    shared = visits["y"] - scores(visits, frames["people"], frames["regions"])
+    by_person = shared.groupby(visits["pid"])
+    np.testing.assert_allclose(by_person.max(), by_person.min(), atol=1e-12)
+    assert by_person.mean().std() > 0.4
 
 
 @pytest.mark.parametrize("name", ["squared", "squared by moments"])
