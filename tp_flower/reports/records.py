@@ -39,7 +39,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               gains of trees, as far as the policies of the sites allow, which also
               decide whether a feature is called by its category's text; strategy
               "moments", and `standard-errors`, add {standard-error, t or z, p, low,
-              high}; moments with noise {noise}, and {unshrunk}, whose errors they are
+              high}, of several classes all of differences from the first; moments with
+              noise {noise}, and {unshrunk}, whose errors they are
     baseline  {train: {metric: value}, test: ..}   of the mean of the training labels,
               or of the frequencies of their classes. Left out where labels have noise:
     classes   {class: {train: rows, test: rows}}
@@ -57,7 +58,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `strategies.methods.personalised.strategy`
     moments   of strategy "moments" alone: see `strategies.methods.moments.section`
     inference  with `standard-errors` alone: see
-              `strategies.methods.moments.information`
+              `strategies.methods.moments.errors`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`, of readings `strategies.score_readings`
 

@@ -1,7 +1,7 @@
 """A trained linear model as a text, as statisticians print one.
 
 Its head, the coefficients with their statistics, and of a model with standard errors
-(:mod:`strategies.methods.moments.information`) the tests of its features and how the
+(:mod:`strategies.methods.moments.errors`) the tests of its features and how the
 categories of each differ.
 """
 

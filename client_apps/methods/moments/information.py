@@ -177,7 +177,8 @@ class WeighedShard(JoinedShard):
             raise PolicyError(
                 f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
                 f"moments of {columns} columns in {weightings} weightings may tell so "
-                "few rows; use encoders of fewer columns, or fewer classes"
+                "few rows; use encoders of fewer columns, fewer classes, or "
+                "standard-errors = 'model' in place of others"
             )
 
     def contribution(

@@ -9,7 +9,7 @@ Entry ``inference`` of `report.json`::
     clusters    of the training rows; 0 unless errors are clustered
     freedom     of the estimated dispersion; null where that is known
     ratio       what the exponential of a coefficient is; "" for nothing
-    reference   the class whose scores are 0, of several; "" for one score
+    reference   the class whose scores are 0, of several; null for one score
     intercept   {value, standard-error, low, high}   of the score of a row of zeros; {}
                 where it is not known, and of several classes
     intercepts  [{output, value, standard-error, low, high}]   of these, each class's
@@ -97,7 +97,7 @@ class Errors:
     def of_outcome(self, outcome: Outcome) -> "Errors":
         """Return them beside the coefficients that the sites have shown."""
         coefficients = outcome.coefficients
-        if self.inference is not None and self.reference:
+        if self.inference is not None and self.reference is not None:
             coefficients = {
                 name: values[:, 1:] - values[:, :1]
                 for name, values in coefficients.items()
@@ -105,15 +105,17 @@ class Errors:
         return replace(self, coefficients=coefficients, names=outcome.names)
 
     @property
-    def reference(self) -> str:
-        """The class from whose coefficients others' are differences, or ""."""
+    def reference(self) -> str | None:
+        """The class from whose coefficients others' are differences; None for none."""
         problem = self.problem
-        return problem.classes[0] if problem.objective.outputs > 1 else ""
+        return problem.classes[0] if problem.objective.outputs > 1 else None
 
     @property
-    def outputs(self) -> list[str]:
-        """The classes that have coefficients, [""] for one score."""
-        return list(self.problem.classes[1:]) if self.reference else [""]
+    def outputs(self) -> list[dict[str, str]]:
+        """The entries that name the scores with coefficients; {} for the only one."""
+        if self.reference is None:
+            return [{}]
+        return [{"output": name} for name in self.problem.classes[1:]]
 
     @cached_property
     def columns(self) -> FeatureColumns:
@@ -150,6 +152,7 @@ class Errors:
             if not np.isnan(self.estimates[positions]).any()
         }
         intercepts = self._intercepts(self.inference)
+        has_classes = self.reference is not None
         return {
             "kind": self.kind,
             "note": self._text(),
@@ -159,8 +162,8 @@ class Errors:
             "clusters": self.clusters,
             "ratio": self.problem.response.ratio,
             "reference": self.reference,
-            "intercept": {} if self.reference or not intercepts else intercepts[0],
-            "intercepts": intercepts if self.reference else [],
+            "intercept": {} if has_classes or not intercepts else intercepts[0],
+            "intercepts": intercepts if has_classes else [],
             "undetermined": undetermined(self.columns, self.inference),
             **self._of_features(self.inference, features),
         }
@@ -200,7 +203,7 @@ class Errors:
             named = self.settings.of(ErrorSettings).cluster
             independent = BY_CLUSTER.format(self.clusters, named)
         notes = [f"{independent}, {kind}."]
-        if self.reference:
+        if self.reference is not None:
             notes.append(DIFFERENCES.format(self.reference))
         if self.approximated:
             notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
@@ -219,7 +222,7 @@ class Errors:
             return []
         base = self.problem.base_score
         whole = self.estimates.copy()
-        whole[-1] += base[1:] - base[0] if self.reference else base
+        whole[-1] += base if self.reference is None else base[1:] - base[0]
         names = ("standard-error", "low", "high")
         entries = []
         for number, output in enumerate(self.outputs):
@@ -227,7 +230,7 @@ class Errors:
             values = of_output.statistics(whole[:, number])[-1, [0, 3, 4]]
             entries.append(
                 {
-                    **({"output": output} if output else {}),
+                    **output,
                     "value": whole[-1, number],
                     **dict(zip(names, values.tolist(), strict=True)),
                 }
@@ -253,7 +256,7 @@ class Errors:
             ):
                 yield {
                     "column": names[position],
-                    **({"output": output} if output else {}),
+                    **output,
                     "reference": names[positions[0]],
                     "value": value,
                     **dict(zip(inference.names, row, strict=True)),

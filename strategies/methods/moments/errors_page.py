@@ -30,7 +30,7 @@ def coefficients(report: blocks.Record, note: str) -> blocks.Blocks:
     """Yield the coefficients of largest t with their errors, or why there are none."""
     tables = report.at("coefficients")
     section = report.at("moments") or report.at("inference")
-    has_classes = bool(section.text("reference"))
+    has_classes = section.get("reference") is not None
     entries = [
         blocks.Record({**entry.content, "feature": _name(table, entry, has_classes)})
         for table in tables.content
@@ -133,7 +133,7 @@ def _contrasts(inference: blocks.Record) -> blocks.Table:
     reference = blocks.text_column("against", "reference")
     ratio = inference.text("ratio")
     first, *numbers = _columns(entries, "column", "column", ratio)
-    if inference.text("reference"):
+    if any("output" in entry.content for entry in entries):
         numbers.insert(0, blocks.text_column("class", "output"))
     columns = [first, reference, *numbers]
     note = "Where coefficients themselves are not determined, their differences are."

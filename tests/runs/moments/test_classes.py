@@ -219,10 +219,13 @@ def test_rare_classes_that_are_merged_have_weightings_of_each_two(monkeypatch):
     assert [len(counts) for counts in seen["p"].incoming.values()] == [3]
 
 
-@pytest.mark.cases("7-True")
-@pytest.mark.parametrize(("people", "is_refused"), [(8, False), (7, True)])
-def test_a_policy_refuses_weightings_that_tell_few_rows(tmp_path, people, is_refused):
-    """Of three columns in three weightings; one of ones is among the columns."""
+@pytest.mark.cases("7-softmax")
+@pytest.mark.parametrize(
+    ("people", "loss"),
+    [(8, "softmax"), (7, "softmax"), (6, "logistic"), (5, "logistic")],
+)
+def test_a_policy_refuses_weightings_that_tell_few_rows(tmp_path, people, loss):
+    """Of km, age and ones; of robust errors two weightings, of three classes three."""
     rules = """most-unmatched = 1\nmin-rows = 2
     releases = { scores = "masked", covariance = "clear" }"""
     frames = tables()
@@ -233,8 +236,13 @@ def test_a_policy_refuses_weightings_that_tell_few_rows(tmp_path, people, is_ref
         name: write_site(tmp_path / name, {name: frame}, {name: rules})
         for name, frame in shown.items()
     }
-    if is_refused:
-        with pytest.raises(SiteError, match="3 columns in 3 weightings may tell"):
-            fit(SMALL, files)
+    query, kind, weightings = SMALL, "model", 3
+    if loss == "logistic":
+        query, kind, weightings = SMALL.replace("kind", "is_large"), "robust", 2
+    if people in (5, 7):
+        refused = f"3 columns in {weightings} weightings may tell"
+        with pytest.raises(SiteError, match=refused):
+            fit(query, files, loss=loss, standard_errors=kind)
     else:
-        assert fit(SMALL, files).report["inference"]["parameters"] == 6
+        model = fit(query, files, loss=loss, standard_errors=kind)
+        assert "parameters" in model.report["inference"]
