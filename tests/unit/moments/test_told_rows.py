@@ -25,7 +25,7 @@ def open_numbers(
     joined = np.hstack([first, second[behind], np.ones((ROWS, 1))])
     upper = np.triu_indices(joined.shape[1])
     places = [
-        (row == np.arange(ROWS), k) for row in range(ROWS) for k in [*range(widths[0])]
+        (row == np.arange(ROWS), k) for row in range(ROWS) for k in range(widths[0])
     ]
     places += [
         (behind == row, widths[0] + k) for row in range(rows) for k in range(widths[1])

@@ -48,6 +48,31 @@ def test_it_is_grafs_row_by_row(ties, names):
     assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_rows_of_strata_are_judged_by_their_own_baselines():
+    rows = drawn(2, 6, "strata", "weights")
+    objective = rows.objective("strata", "weights")
+    scores = np.random.default_rng(8).normal(size=(60, 1))
+    response = objective.fit_response(scores)
+    by_stratum = {baseline.stratum: baseline for baseline in response.baselines}
+    assert len(by_stratum) == 3
+    last = min(baseline.times[-1] for baseline in response.baselines)
+    times = np.unique([0.0, *rows.time[rows.event & (rows.time < last)], last])
+    values = []
+    for time in times:
+        alive = np.array(
+            [
+                by_stratum[stratum].survival(score, time)[0]
+                for stratum, score in zip(rows.stratum, scores, strict=True)
+            ]
+        )
+        values.append(slow.brier(rows, alive, time))
+    found = objective.fitted_metrics(scores, response)["integrated_brier"]
+    assert found == pytest.approx(np.trapezoid(values, times) / last, rel=1e-12)
+    # a stratum that training has not had
+    others = replace(response, baselines=response.baselines[1:])
+    assert objective.fitted_metrics(scores, others) == {}
+
+
 @pytest.mark.parametrize("name", ["ties", "weights"])
 def test_it_is_that_of_rs_redistribution_to_the_right(name):
     rows, features = rows_of_r()
@@ -105,8 +130,7 @@ def test_rows_of_which_there_is_none():
     response = SurvivalResponse("cox", baselines=(Baseline((3.0,), (0.5,)),))
     assert rows.objective().fitted_metrics(scores, response)
     assert rows.objective("entry").fitted_metrics(scores, response) == {}
-    by_strata = rows.objective("strata").fit_response(scores)
-    assert rows.objective("strata").fitted_metrics(scores, by_strata) == {}
+    assert rows.objective("strata").fitted_metrics(scores, response) == {}
     censored = replace(rows, event=np.zeros(60, bool))
     assert censored.objective().fitted_metrics(scores, response) == {}
 

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IndexArray
 
 MOST_TIMES: Final = 300
 """Event times that are kept, of all strata: each has as many, and two at least."""
@@ -41,6 +41,16 @@ class Baseline:
     stratum: float | None = None
     is_thinned: bool = False
 
+    @property
+    def last(self) -> float:
+        """The last time that it is known of."""
+        return self.times[-1]
+
+    def of_rows(self, rows: IndexArray) -> Self:
+        """Return the baseline of some rows, which is that of all."""
+        del rows
+        return self
+
     def hazard(self, time: float) -> float:
         """Return the cumulative hazard at a time."""
         if self.is_thinned:
@@ -52,10 +62,7 @@ class Baseline:
 
     def survival(self, scores: FloatArray, time: float) -> FloatArray:
         """Return the probability of no event up to a time, by score (N,), (N,)."""
-        with np.errstate(over="ignore"):
-            ratios = np.exp(scores)
-        probability: FloatArray = np.exp(-self.hazard(time) * ratios)
-        return probability
+        return _survival(scores, self.hazard(time))
 
     def thinned(self, most: int, kept: Sequence[float] = ()) -> Self:
         """Return the baseline of so many times at most, beside those that are kept.
@@ -77,3 +84,37 @@ class Baseline:
             hazards=tuple(hazards.tolist()),
             is_thinned=True,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class StratumBaselines:
+    """The baselines of rows, each that of its stratum.
+
+    Attributes:
+        baselines: of the strata.
+        places: of each row's among them, (N,).
+    """
+
+    baselines: Sequence[Baseline]
+    places: IndexArray
+
+    @property
+    def last(self) -> float:
+        """The last time that all are known of."""
+        return min(baseline.last for baseline in self.baselines)
+
+    def of_rows(self, rows: IndexArray) -> Self:
+        """Return the baselines of some rows."""
+        return replace(self, places=self.places[rows])
+
+    def survival(self, scores: FloatArray, time: float) -> FloatArray:
+        """Return the probability of no event up to a time, by score (N,), (N,)."""
+        hazards = np.array([baseline.hazard(time) for baseline in self.baselines])
+        return _survival(scores, hazards[self.places])
+
+
+def _survival(scores: FloatArray, hazards: FloatArray | float) -> FloatArray:
+    with np.errstate(over="ignore"):
+        ratios = np.exp(scores)
+    probability: FloatArray = np.exp(-hazards * ratios)
+    return probability

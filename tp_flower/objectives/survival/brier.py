@@ -7,9 +7,9 @@ others by the inverse of their probability G of not being censored,
     BS(t) = 1/W sum_j w_j [ S(t|h_j)^2 / G(T_j-)    of rows with an event up to t
                           + (1 - S(t|h_j))^2 / G(t-) of rows without one until then ]
 
-with Kaplan and Meier's G of the same rows. Of one time events come before censorings: a
-row that is censored at t has had no event up to t, and the rows' weights add up to W at
-all times. Integrated it is the mean over time,
+with Kaplan and Meier's G of the same rows, those of all strata together. Of one time
+events come before censorings: a row that is censored at t has had no event up to t, and
+the rows' weights add up to W at all times. Integrated it is the mean over time,
 
     IBS = 1/tau integral_0^tau BS(t) dt
 
@@ -30,7 +30,7 @@ from typing import Final, Self
 import numpy as np
 
 from tp_flower.arrays import FloatArray
-from tp_flower.objectives.survival.baseline import Baseline
+from tp_flower.objectives.survival.baseline import Baseline, StratumBaselines
 from tp_flower.objectives.survival.concordance import Survival
 
 MOST_TIMES: Final = 100
@@ -76,7 +76,7 @@ class Censoring:
 def brier_scores(
     scores: FloatArray,
     survival: Survival,
-    baseline: Baseline,
+    baseline: Baseline | StratumBaselines,
     times: FloatArray,
     weights: FloatArray | None = None,
 ) -> FloatArray:
@@ -89,7 +89,7 @@ def brier_scores(
     # of one time, events come first
     order = np.lexsort((~survival.is_event, survival.time))
     ordered = survival.time[order], survival.is_event[order]
-    scores, mass = scores[order], mass[order]
+    scores, mass, baseline = scores[order], mass[order], baseline.of_rows(order)
     # G is above 0 before the time of any row, which is not censored until then
     of_events = np.where(ordered[1], mass / censoring.before(ordered[0]), 0.0)
     remaining = censoring.before(times)
@@ -112,20 +112,20 @@ def brier_scores(
 def integrated_brier(
     scores: FloatArray,
     survival: Survival,
-    baseline: Baseline,
+    baseline: Baseline | StratumBaselines,
     weights: FloatArray | None = None,
 ) -> float:
     """Return IBS of log hazard ratios (N,); NaN of rows without an event.
 
     The last time is that of the last event among the rows, or in training if that is
-    earlier: the baseline ends there.
+    earlier, of strata in the first whose events end: the baseline ends there.
 
     >>> died = Survival(np.array([1.0, 2.0]), np.ones(2, bool))
     >>> nobody_dies = Baseline((2.0,), (0.0,))
     >>> integrated_brier(np.zeros(2), died, nobody_dies)
     0.5
     """
-    times = event_grid(survival, baseline.times[-1])
+    times = event_grid(survival, baseline.last)
     if not len(times):
         return float("nan")
     values = brier_scores(scores, survival, baseline, times, weights)

@@ -24,7 +24,7 @@ Notation:
     f  ``ranks``, l / d          q  ``share`` of the deaths in the sum over R
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, Self
@@ -40,7 +40,11 @@ from tp_flower.objectives.objective import (
     RowInformation,
 )
 from tp_flower.objectives.response import HAZARD, Response
-from tp_flower.objectives.survival.baseline import MOST_TIMES, Baseline
+from tp_flower.objectives.survival.baseline import (
+    MOST_TIMES,
+    Baseline,
+    StratumBaselines,
+)
 from tp_flower.objectives.survival.brier import integrated_brier
 from tp_flower.objectives.survival.concordance import Survival, concordance
 from tp_flower.objectives.survival.risk_sets import NO_SUM, RiskSets
@@ -322,16 +326,31 @@ class Cox(Objective):
         """Return the integrated Brier score by the baseline that training has fitted.
 
         There is none where rows enter late, as Kaplan and Meier's weights are of rows
-        that are at risk from the beginning, nor where strata have baselines each.
+        that are at risk from the beginning, nor where one is of a stratum that had no
+        event in training.
         """
         is_late = self.survival.entry is not None
         if is_late or not isinstance(response, SurvivalResponse):
             return {}
-        if not response.has_survival:
+        baseline = self._baseline_of_rows(response.baselines)
+        if baseline is None:
             return {}
-        (baseline,) = response.baselines
         brier = integrated_brier(scores[:, 0], self.survival, baseline, self.weights)
         return {} if np.isnan(brier) else {BRIER: brier}
+
+    def _baseline_of_rows(
+        self, baselines: Sequence[Baseline]
+    ) -> Baseline | StratumBaselines | None:
+        """Return the baselines of the rows, by stratum; None where some have none."""
+        places = {baseline.stratum: place for place, baseline in enumerate(baselines)}
+        strata = self.target.column(STRATA)
+        if strata is None:
+            return baselines[places[None]] if None in places else None
+        numbers, inverse = np.unique(strata, return_inverse=True)
+        found = [places.get(number) for number in numbers.tolist()]
+        if None in found:
+            return None
+        return StratumBaselines(baselines, np.array(found, np.intp)[inverse])
 
     @cached_property
     def stretches(self) -> Stretches:
