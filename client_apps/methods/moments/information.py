@@ -27,6 +27,7 @@ from client_apps.handlers.encoding import fitted_encoder
 from client_apps.methods.moments.shards import (
     JoinedShard,
     check_columns,
+    check_weightings,
     tree_of_sums,
 )
 from client_apps.methods.registry import method_of
@@ -51,11 +52,7 @@ from tp_flower.methods.moments.clusters import (
     largest_cluster,
     number_clusters,
 )
-from tp_flower.methods.moments.columns import (
-    ColumnWords,
-    TableColumns,
-    most_told_rows,
-)
+from tp_flower.methods.moments.columns import ColumnWords, TableColumns
 from tp_flower.methods.moments.exchange import Contribution, SummedShard
 from tp_flower.methods.moments.messages import (
     TRAIN_INFORMATION,
@@ -168,18 +165,14 @@ class WeighedShard(JoinedShard):
 
     def check_weightings(self, columns: int) -> None:
         """Refuse rows so few that sums of all ``columns``, so often, may tell them."""
-        source = self.site.source(self.number)
-        weightings = len(self.names)
-        is_alone = len(self.shards) == 1 and source.policy.min_rows > 1
-        if not is_alone or weightings == 1:
-            return
-        if len(self.trained) <= most_told_rows(weightings, columns):
-            raise PolicyError(
-                f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
-                f"moments of {columns} columns in {weightings} weightings may tell so "
-                "few rows; use encoders of fewer columns, fewer classes, or "
-                "standard-errors = 'model' in place of others"
-            )
+        check_weightings(
+            self.site.source(self.number),
+            len(self.trained),
+            columns=columns,
+            weightings=len(self.names),
+            shards=len(self.shards),
+            otherwise="fewer classes, or standard-errors = 'model' in place of others",
+        )
 
     def contribution(
         self, summed: SummedShard, position: int, name: str

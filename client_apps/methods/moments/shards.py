@@ -21,7 +21,7 @@ from tp_flower.arrays import AnyArray, IntArray
 from tp_flower.errors import PolicyError, SiteError
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.methods.moments.columns import TableColumns
+from tp_flower.methods.moments.columns import TableColumns, most_told_rows
 from tp_flower.methods.moments.counts import CountedRows, EdgeRows
 from tp_flower.methods.moments.describe.settings import described
 from tp_flower.methods.moments.exchange import (
@@ -283,6 +283,27 @@ def tree_of_sums(site: Site, request: MomentsRequest | InformationRequest) -> Jo
     agree("parts", sorted(at_site), sorted(request.parts))
     agree("columns", sorted(tree.tables), sorted(request.columns))
     return tree
+
+
+def check_weightings(
+    source: "ShardSource",
+    rows: int,
+    *,
+    columns: int,
+    weightings: int,
+    shards: int,
+    otherwise: str,
+) -> None:
+    """Refuse rows so few that sums of all ``columns``, so often, may tell them."""
+    min_rows = source.policy.min_rows
+    if shards > 1 or weightings == 1 or min_rows == 1:
+        return
+    if rows <= most_told_rows(weightings, columns):
+        raise PolicyError(
+            f"the table's policy (min-rows = {min_rows}) refuses: moments of {columns} "
+            f"columns in {weightings} weightings may tell so few rows; use encoders of "
+            f"fewer columns, {otherwise}"
+        )
 
 
 def check_columns(

@@ -21,6 +21,7 @@ from client_apps.methods.moments.shards import (
     OTHERWISE,
     JoinedShard,
     check_columns,
+    check_weightings,
     tree_of_sums,
 )
 from client_apps.methods.moments.splits import TableSplit
@@ -366,6 +367,14 @@ def _padded(
             TableColumns(encoded[:trained]),
             shards=len(shard.shards),
             advice=column_advice(site.terms.settings) or OTHERWISE,
+        )
+        check_weightings(
+            source,
+            trained,
+            columns=sum(request.columns.values()),
+            weightings=len(shard.passes),
+            shards=len(shard.shards),
+            otherwise="or test-fraction = 0 and validation-fraction = 0",
         )
     columns = _columns(site, number, shard, request, encoded)
     agree("columns", columns.width, request.columns[shard.table])

@@ -515,10 +515,15 @@ def test_two_weights_are_refused():
     assert api.fit(query, sites(), strategy="cg", row_weight="entity").report["final"]
 
 
-def check_start(files: list[Path], query: Query, refusal: str | bool) -> None:
+def check_start(
+    files: list[Path],
+    query: Query,
+    refusal: str | bool,
+    test_fraction: float = 0.0,
+) -> None:
     """See sites refuse a run by a message, or train."""
     with LocalGrid(files) as grid:
-        strategy = TablePuppetMoments(query, test_fraction=0.0)
+        strategy = TablePuppetMoments(query, test_fraction=test_fraction)
         if refusal:
             with pytest.raises(SiteError, match=refusal):
                 strategy.start(grid)
@@ -607,6 +612,26 @@ def test_a_policy_refuses(tmp_path, rules, match):
         pytest.raises(SiteError, match=match),
     ):
         TablePuppetMoments(query, **how).start(grid)
+
+
+@pytest.mark.parametrize(
+    ("users", "test_fraction", "is_refused"),
+    [(7, 0.2, True), (8, 0.2, False), (7, 0.0, False)],
+)
+def test_rows_that_train_and_rows_that_test_may_tell_few(
+    tmp_path, users, test_fraction, is_refused
+):
+    """Of day, age, price, the label and ones: 2 (5 + 2) / 2 rows and fewer."""
+    frames = tables()
+    frames["users"] = frames["users"].head(users)
+    rules = dict.fromkeys(frames, ALLOWED) | {"users": f"min-rows = 2\n{ALLOWED}"}
+    files = [
+        write_site(tmp_path / name, {name: frame}, rules)
+        for name, frame in frames.items()
+    ]
+    query = Query.from_sql(sql(features="o.day, u.age, i.price"))
+    refusal = is_refused and "5 columns in 2 weightings .*, or test-fraction = 0"
+    check_start(files, query, refusal, test_fraction)
 
 
 def test_a_table_of_more_columns_than_rows_trains_with_fewer(tmp_path):
