@@ -293,11 +293,7 @@ def _cipher(
 def pair_masks(
     secret: bytes, part: int, parts: int, count: int, context: bytes
 ) -> WordArray:
-    """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
-
-    Every pair has a stream of words: one adds it, the other subtracts it. It is
-    participant 0 <= ``part`` < ``parts`` in the sum, at most ``MOST_PARTS``;
-    ``context`` is unique to the message under the secret.
+    """Return :func:`ring_masks` of numbers of which ``MOST_PARTS`` may be summed.
 
     >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
     >>> (pair[0] + pair[1]).tolist()
@@ -305,16 +301,27 @@ def pair_masks(
     """
     if not 0 <= part < parts <= MOST_PARTS:
         raise ValueError(f"part {part} of {parts}; at most {MOST_PARTS} are summed")
-    total = np.zeros(count, np.uint64)
-    for other in range(parts):
-        if other == part:
-            continue
-        first, second = sorted((part, other))
-        name = f"tp_flower pair mask:{first}:{second}:{parts}:".encode() + context
+    return ring_masks(secret, part, parts, count, context)
+
+
+def ring_masks(
+    secret: bytes, part: int, parts: int, count: int, context: bytes
+) -> WordArray:
+    """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
+
+    It is participant 0 <= ``part`` < ``parts`` in the sum; ``context`` is unique to the
+    message under the secret. The participants are a ring, in which every one and the
+    next have a stream of words: one adds it, the other subtracts it. The masks of all
+    are uniform among those that add up to 0, as those with a stream for every pair: who
+    has the secret has all streams either way.
+    """
+
+    def stream(first: int) -> WordArray:
+        name = f"tp_flower ring mask:{first}:{parts}:".encode() + context
         key = hmac.digest(secret, name, hashlib.sha256)
-        stream = np.frombuffer(key_stream(key).update(bytes(8 * count)), "<u8")
-        total += stream if part == first else -stream
-    return total
+        return np.frombuffer(key_stream(key).update(bytes(8 * count)), "<u8")
+
+    return stream(part) - stream((part - 1) % parts)
 
 
 def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:

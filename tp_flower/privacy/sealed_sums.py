@@ -2,13 +2,19 @@
 
 A shard s sends, for an array x_s of k numbers, as its share
 
-    fix(x_s) + PRF(K_T; n, s)                       mod 2^64
-    t_s = <r, fix(x_s)> + PRF'(K_T; n, s)           mod p = 2^61 - 1
+    fix(x_s) + a_s - a_(s-1)                        mod 2^64
+    t_s = <r, fix(x_s)> + a'_s - a'_(s-1)           mod p = 2^61 - 1
 
-K_T is known to the table's shards alone, n numbers the arrays of the run, s also names
-all shards of the sum, and r = PRF''(K_T; n). The server adds the words and the checks,
-and returns their sums; each shard takes off the masks of all shards, and has the sum of
-the arrays. No two arrays have one n and s, hence none share a mask.
+with a_s = PRF(K_T; n, s), a'_s = PRF'(K_T; n, s) and a_0 = a'_0 = 0, over the shards in
+one order, s = 1 to S. K_T is known to the table's shards alone, n numbers the arrays of
+the run, s also names all shards of the sum, and r = PRF''(K_T; n). The server adds the
+words and the checks, and returns their sums; each shard takes off a_S, to which the
+masks add up, and has the sum of the arrays. No two arrays have one n and s.
+
+The masks a_s - a_(s-1) of one n are as independent as the words a_s are: each set of
+masks belongs to one set of words. So nothing is told that masks of a word for each
+shard would hide, and a shard makes three words for each number, however many shards
+there are: with a word for each shard, all of them together would make S^2.
 
 A sum that is not over each of the shards once keeps a mask, and is refused. So is one
 that the server has changed: it passes if <r, change> hits the change of the check,
@@ -20,8 +26,10 @@ In the clear a share is x_s and 1: the last number of a sum counts its shards.
 """
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import mul
 from typing import Final
 
@@ -36,7 +44,7 @@ WordArray = npt.NDArray[np.uint64]
 BITS: Final = 40  # bits after the point
 SUM_BITS: Final = 60  # the absolute sum of the words stays below 2^60
 _PRIME: Final = (1 << 61) - 1
-_PURPOSE: Final = b"tp_flower sealed sum v1 "
+_PURPOSE: Final = b"tp_flower sealed sum v2 "
 _COARSE = 2.0**30
 _FINE = 2.0**-18
 """Units of the two numbers that stand for one of a Gram matrix."""
@@ -135,9 +143,15 @@ class ShardUnion:
         if not self.is_sealed:
             return np.append(numbers, 1.0)
         fixed = fixed_words(numbers.ravel() / unit, len(self.shards), self.table)
-        masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
-        check = self._digest(fixed, name) + int(masks[-1])
-        return np.append(fixed.view(np.uint64) + masks[:-1], np.uint64(check % _PRIME))
+        count = len(fixed) + 1
+        place = self.shards.index(self.shard)
+        words = self._words(f"{name} {self.shard}", count)
+        before = np.zeros_like(words)
+        if place:
+            before = self._words(f"{name} {self.shards[place - 1]}", count)
+        masked = fixed.view(np.uint64) + words[:-1] - before[:-1]
+        check = self._digest(fixed, name) + int(words[-1]) - int(before[-1])
+        return np.append(masked, np.uint64(check % _PRIME))
 
     def total(self, shares: AnyArray, name: str, unit: float = 1.0) -> FloatArray:
         """Return the sum of the shards' arrays, (k,), from the sum of their shares.
@@ -149,10 +163,11 @@ class ShardUnion:
         if not self.is_sealed:
             self._check(shares[-1] == len(self.shards))
             return shares[:-1]
-        masks = [self._words(f"{name} {shard}", len(shares)) for shard in self.shards]
-        bare: WordArray = shares[:-1] - np.stack(masks).sum(axis=0)[:-1]
+        # the other words cancel between neighbours
+        last = self._words(f"{name} {self.shards[-1]}", len(shares))
+        bare: WordArray = shares[:-1] - last[:-1]
         fixed = bare.view(np.int64)
-        check = int(shares[-1]) - sum(int(mask[-1]) for mask in masks)
+        check = int(shares[-1]) - int(last[-1])
         beyond = (bare + np.uint64(1 << SUM_BITS)) >> np.uint64(SUM_BITS + 1)
         self._check(not beyond.any() and self._digest(fixed, name) == check % _PRIME)
         return read_words(fixed) * unit
@@ -174,8 +189,12 @@ class ShardUnion:
 
     def _words(self, name: str, count: int) -> WordArray:
         """Return pseudo-random words of a name, (count,), for this set of shards."""
-        text = "\n".join([*self.shards, name]).encode()
         # of the short arrays of a step, a cipher takes longer to set up
-        return np.frombuffer(
-            hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count), "<u8"
-        )
+        stream = hashlib.shake_256(self._union_key + name.encode())
+        return np.frombuffer(stream.digest(8 * count), "<u8")
+
+    @cached_property
+    def _union_key(self) -> bytes:
+        """The key of this set of shards, in this order, derived from K_T."""
+        text = _PURPOSE + "\n".join(self.shards).encode()
+        return hmac.digest(self.key, text, hashlib.sha256)

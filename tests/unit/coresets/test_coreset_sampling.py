@@ -25,6 +25,7 @@ from tp_flower.privacy.key_agreement import (
     MOST_PARTS,
     from_fixed,
     pair_masks,
+    ring_masks,
     to_fixed,
 )
 
@@ -249,6 +250,15 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
     for seen in (*masked, np.sum(masked[:3], axis=0, dtype=np.uint64)):
         top = np.bincount((seen >> np.uint64(60)).astype(np.intp), minlength=16)
         assert stats.chisquare(top).pvalue > 1e-4
+
+
+def test_masks_of_a_ring_cancel_in_the_sum_of_all_parts():
+    parts = MOST_PARTS + 44
+    masks = [ring_masks(b"s" * 32, part, parts, 5, b"run 1") for part in range(parts)]
+    assert not np.sum(masks, axis=0, dtype=np.uint64).any()
+    # as independent as can be: no sum of fewer neighbours cancels
+    for count in (1, 2, parts - 1):
+        assert np.sum(masks[:count], axis=0, dtype=np.uint64).all()
 
 
 def test_masks_differ_by_secret_context_and_part():

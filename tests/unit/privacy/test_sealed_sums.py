@@ -216,3 +216,31 @@ def test_the_largest_numbers_still_add_up():
     most = np.array([np.nextafter(2.0**19, 0.0)])
     total = add_shares(sealed(members, np.array([most, most])))
     assert np.array_equal(members[0].total(total, "1"), 2 * most)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 40])
+def test_a_shard_makes_no_more_words_with_more_shards(shards, monkeypatch):
+    """Else all shards of a table would make the square of their number."""
+    made = []
+    words_of = ShardUnion._words
+
+    def counted(union, name, count):
+        made.append(name)
+        return words_of(union, name, count)
+
+    monkeypatch.setattr(ShardUnion, "_words", counted)
+    members = union(shards)
+    numbers = arrays(shards)
+    total = add_shares(sealed(members, numbers))
+    # two words of a mask and the check, but for the first shard
+    assert len(made) == 3 * shards - 1
+    made.clear()
+    assert np.allclose(members[1].total(total, "1"), numbers.sum(axis=0), rtol=1e-12)
+    assert len(made) == 2
+
+
+def test_the_order_of_the_shards_is_that_of_their_masks():
+    """Shards that are told of another order share no words."""
+    members = union(3)
+    other = [replace(shard, shards=shard.shards[::-1]) for shard in members]
+    refuses(other[0], add_shares(sealed(members, arrays(3))))

@@ -65,7 +65,7 @@ from tp_flower.methods.moments.reading.label_site import (
 )
 from tp_flower.methods.moments.tree import JoinTree, Pair, Source
 from tp_flower.methods.moments.words import WordArray, inner
-from tp_flower.privacy.key_agreement import pair_masks
+from tp_flower.privacy.key_agreement import ring_masks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -202,7 +202,7 @@ class ShardMasks:
         if self.shards == 1:
             return np.zeros_like(block)
         name = json.dumps(["moments", pass_name, *pair]).encode()
-        masks = pair_masks(self.key, self.shard, self.shards, block.size, name)
+        masks = ring_masks(self.key, self.shard, self.shards, block.size, name)
         return masks.reshape(block.shape)
 
 
