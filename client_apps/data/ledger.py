@@ -264,8 +264,11 @@ class Ledger:
         In a search they are recorded once per fit.
         """
         with self._transaction() as connection:
-            earlier = _names(connection, run, NOTE)
-            new = {item.name: item for item in releases if item.name not in earlier}
+            new = {
+                item.name: item
+                for item in releases
+                if not _is_noted(connection, run, item.name)
+            }
             line = {"event": NOTE, "run": run}
             lines = [
                 {**line, "release": msgspec.to_builtins(item)} for item in new.values()
@@ -594,6 +597,21 @@ def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]
         f"AND {_SINCE_FIT}"
     )
     return set(connection.execute(query, {"run": run, "event": event}))
+
+
+def _is_noted(connection: Connection, run: str, name: mechanisms.Name) -> bool:
+    """Return whether an open run, or fit, has noted a release.
+
+    A site notes those of each of its shards: to read all names for each would take the
+    square of their number.
+    """
+    query = (
+        f"SELECT 1 FROM ledger WHERE {_RUN_CONDITION} AND event = '{NOTE}' AND "
+        f"part = :part AND what = :what AND {_SINCE_FIT}"
+    )
+    part, what = name
+    values = {"run": run, "part": part, "what": what}
+    return connection.execute(query, values).fetchone() is not None
 
 
 def _limit_and_used(

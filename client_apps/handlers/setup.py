@@ -124,9 +124,10 @@ def extract_rows(
         n: _extract_part(site, n, request.parts) for n, _ in site.each(request.parts)
     }
     guard.check_selections(site, parts)
+    rows = guard.RowsOfParts.of(site, parts)
     for number, body in request.parts.items():
         if body.label_privacy is not None:
-            guard.check_noisy_label(site, number, parts)
+            guard.check_noisy_label(site, number, rows)
     site.store.save(EXTRACTED, Entry({}, {REQUEST: site.round.digest}))
     return setup_messages.ExtractReply(parts)
 

@@ -4,8 +4,10 @@ Every handler calls these checks before it reads, and again before its results l
 The rules themselves are in ``tp_flower/sources/policy.py``.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from sqlglot import exp
@@ -116,11 +118,12 @@ def _check_noisy_cutoffs(site: Site, number: int, element: str) -> None:
     parts = site.terms.extract_parts
     proposed = site.terms.proposal.parts
     at_site = [n for n in parts if proposed[n].node == proposed[number].node]
+    alone = RowsOfParts.of(site, [number])
     for other in at_site:
         if parts[other].label_privacy is None:
             continue
         columns = _label_columns(site.fragment(other))
-        for read in _reads_of_values(site, other, [number], columns):
+        for read in _reads_of_values(site, other, alone, columns):
             if read.role is Role.KEY and read.element == element:
                 raise SiteError(
                     f"table {site.fragment(number).table!r}: a label leaves with noise "
@@ -151,7 +154,49 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
 
 
-def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
+@dataclass(frozen=True)
+class RowsOfParts:
+    """Which parts of a site read the same rows.
+
+    Attributes:
+        by_rows: the parts by the identifier of their rows.
+        derived: the parts whose rows are derived from those of other tables.
+        around: the parts of LATERAL sub-queries with cutoffs, by the table around them.
+    """
+
+    by_rows: Mapping[str, Sequence[int]]
+    derived: Sequence[int]
+    around: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, site: Site, numbers: Iterable[int]) -> "RowsOfParts":
+        """Return it of some parts, which the site has bound to shards."""
+        by_rows: defaultdict[str, list[int]] = defaultdict(list)
+        around: defaultdict[str, list[int]] = defaultdict(list)
+        derived = []
+        for number in numbers:
+            source = site.source(number)
+            by_rows[source_id(source)].append(number)
+            if source.derived is not None:
+                derived.append(number)
+            subquery = site.fragment(number).subquery
+            if subquery is not None and subquery.cutoffs is not None:
+                around[subquery.cutoffs.table].append(number)
+        return cls(by_rows, derived, around)
+
+    def beside(self, source: ShardSource) -> list[int]:
+        """Return the parts that may have rows of a shard, in ascending order.
+
+        They have its identifier, or one of the two is derived.
+        """
+        if source.derived is not None:
+            parts = chain.from_iterable(self.by_rows.values())
+        else:
+            parts = chain(self.by_rows.get(source_id(source), ()), self.derived)
+        return sorted(set(parts))
+
+
+def check_noisy_label(site: Site, number: int, parts: RowsOfParts) -> None:
     """Refuse what reads the columns that a noisy label is made of.
 
     The scores would tell the label, whatever noise it has.
@@ -163,8 +208,8 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
             "there is no noise"
         )
     columns = _label_columns(fragment)
-    read_values = _reads_of_values(site, number, numbers, columns)
-    for read in (*read_values, *_reads_at_cutoffs(site, number, numbers, columns)):
+    read_values = _reads_of_values(site, number, parts, columns)
+    for read in (*read_values, *_reads_at_cutoffs(site, number, parts, columns)):
         if read.role in (Role.FEATURE, *NUMBERS):
             raise SiteError(
                 f"table {fragment.table}: its label leaves with noise only, but "
@@ -173,17 +218,17 @@ def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
             )
 
 
-def are_features_keys(site: Site, number: int, numbers: Iterable[int]) -> bool:
+def are_features_keys(site: Site, number: int, parts: RowsOfParts) -> bool:
     """Return whether a join or group key is a column that a feature of a part reads."""
-    return bool(_roles_beside(site, number, numbers, {Role.FEATURE}) & KEY_ROLES)
+    return bool(_roles_beside(site, number, parts, {Role.FEATURE}) & KEY_ROLES)
 
 
-def given_values(site: Site, number: int, numbers: Iterable[int]) -> list[str]:
+def given_values(site: Site, number: int, parts: RowsOfParts) -> list[str]:
     """Return the conditions of a guarantee of a part's features and its label.
 
     Keys leave as hashes, and which rows there are tells what filters read.
     """
-    roles = _roles_beside(site, number, numbers, {Role.FEATURE, Role.LABEL})
+    roles = _roles_beside(site, number, parts, {Role.FEATURE, Role.LABEL})
     conditions = {
         GIVEN_KEYS: KEY_ROLES,
         GIVEN_FILTERS: {Role.FILTER, Role.HAVING, Role.QUALIFY},
@@ -192,7 +237,7 @@ def given_values(site: Site, number: int, numbers: Iterable[int]) -> list[str]:
 
 
 def _roles_beside(
-    site: Site, number: int, numbers: Iterable[int], covered: Collection[Role]
+    site: Site, number: int, parts: RowsOfParts, covered: Collection[Role]
 ) -> set[Role]:
     """Return the roles in which a part's rows are read, of the covered columns."""
     columns = {
@@ -200,23 +245,22 @@ def _roles_beside(
         for read in reads(site.fragment(number))
         if read.role in covered
     }
-    return {read.role for read in _reads_of_values(site, number, numbers, columns)}
+    return {read.role for read in _reads_of_values(site, number, parts, columns)}
 
 
 def _reads_of_values(
-    site: Site, number: int, numbers: Iterable[int], columns: Collection[str]
+    site: Site, number: int, parts: RowsOfParts, columns: Collection[str]
 ) -> Iterator[Read]:
-    """Yield what reads columns of a part's rows, in the parts among ``numbers``.
+    """Yield what reads columns of a part's rows, in some parts.
 
     Of tables of which one is derived from the other's rows, any column may hold them.
     """
     source = site.source(number)
     identifier = source_id(source)
-    for other in numbers:
+    for other in parts.beside(source):
         shard = site.source(other)
         is_derived = shard is not source and (source.derived or shard.derived)
         has_any = bool(is_derived) and share_rows(source, shard)
-        # a site may have a thousand shards, each compared with all others
         if not has_any and source_id(shard) != identifier:
             continue
         for read in reads(site.fragment(other)):
@@ -225,18 +269,15 @@ def _reads_of_values(
 
 
 def _reads_at_cutoffs(
-    site: Site, number: int, numbers: Iterable[int], columns: Collection[str]
+    site: Site, number: int, parts: RowsOfParts, columns: Collection[str]
 ) -> Iterator[Read]:
     """Yield what LATERAL sub-queries tell of their keys and cutoffs in a part's rows.
 
     Only those of a join key that reads some of the columns.
     """
     around = site.fragment(number)
-    for other in numbers:
+    for other in parts.around.get(around.table, ()):
         fragment = site.fragment(other)
-        cutoffs = fragment.subquery and fragment.subquery.cutoffs
-        if not cutoffs or cutoffs.table != around.table:
-            continue
         key, _ = compared_keys(site.terms.proposal, around.table, fragment.table)
         trees = [parse_expression(sql, "join key") for sql in around.keys[key]]
         names = {c.name.lower() for tree in trees for c in tree.find_all(exp.Column)}
@@ -257,7 +298,7 @@ def list_query(
         "query": text,
         "digest": text_digest(text),
         "policy": source.policy.digest,
-        approval.PROPOSAL: site.terms.proposal.digest,
+        approval.PROPOSAL: site.terms.digest,
     }
 
 
@@ -274,14 +315,8 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
         raise
     name = source_id(source)
-    quotas = [
-        quota
-        for shard in site.shards
-        if (quota := shard.policy.queries_per_day) and source_id(shard) == name
-    ]
-    if quotas:
-        # if several entries of the tables file share rows, their smallest applies
-        site.quotas[name] = min(quotas)
+    if name in site.quotas_by_rows:
+        site.quotas[name] = site.quotas_by_rows[name]
         site.ledger.check_quota(source.table, name, site.quotas)
     query["source"] = name
 

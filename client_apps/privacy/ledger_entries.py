@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import are_features_keys, budgets, check_single_rows
+from client_apps.privacy.guard import (
+    RowsOfParts,
+    are_features_keys,
+    budgets,
+    check_single_rows,
+)
 from client_apps.rounds.site import Site
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy import plan as plans
@@ -229,12 +234,13 @@ def planned_releases(
     The messages that carry them are ``carriers``. The encoders of the parts in
     ``fitted`` are fitted to rows.
     """
+    rows = RowsOfParts.of(site, parts)
     for number, part in parts.items():
         plan = part.data.plan
         union = part.data.union
         masks = part.data.masks
         conditions = []
-        if are_features_keys(site, number, parts):
+        if are_features_keys(site, number, rows):
             conditions = [mechanisms.GIVEN_KEYS]
         conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:

@@ -12,7 +12,7 @@ gets other noise, which is paid for.
 import hashlib
 import hmac
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,10 @@ class Round:
         self._key = key
         self.noise = NoiseSource(lambda: self._derive(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
+        # a site may have a thousand parts: none looks through the arrays of all
+        self._names: defaultdict[int, list[str]] = defaultdict(list)
+        for part, name in self.arrays:
+            self._names[part].append(name)
         self.is_over = False
 
     @property
@@ -107,6 +111,15 @@ class Round:
         return hmac.digest(
             self._key(), purpose + b" " + self._begun.encode(), hashlib.sha256
         )
+
+    def keep(self, part: int, arrays: Mapping[str, AnyArray]) -> None:
+        """Make arrays the current state of a part, in place of those that it has."""
+        for name in self._names.pop(part, []):
+            # those of all parts may have been forgotten
+            self.arrays.pop((part, name), None)
+        self._names[part] = list(arrays)
+        for name, array in arrays.items():
+            self.arrays[part, name] = array
 
     def learn(self, rows: str) -> None:
         """Add an identifier of the rows that were read to the history."""
@@ -174,6 +187,21 @@ class Site:
         from tp_flower.sources.shards import hosted_shards
 
         return hosted_shards(self.context.node_config, self.context.run_config)
+
+    @cached_property
+    def quotas_by_rows(self) -> dict[str, int]:
+        """The queries that policies allow a day, by the identifier of the rows.
+
+        If several entries of the tables file share rows, their smallest applies.
+        """
+        from tp_flower.sources.derived.accounts import source_id
+
+        quotas: dict[str, int] = {}
+        for shard in self.shards:
+            if quota := shard.policy.queries_per_day:
+                name = source_id(shard)
+                quotas[name] = min(quota, quotas.get(name, quota))
+        return quotas
 
     @cached_property
     def ledger(self) -> RoundLedger:
@@ -589,11 +617,7 @@ class Site:
                     f"{type(state).__name__}: the name {clashes[0]} is taken"
                 )
             arrays |= state_arrays
-        old_keys = [key for key in self.round.arrays if key[0] == part.number]
-        for key in old_keys:
-            del self.round.arrays[key]
-        for name, array in arrays.items():
-            self.round.arrays[part.number, name] = array
+        self.round.keep(part.number, arrays)
 
     def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
         """Begin a round after the committed one, for a request with this digest."""

@@ -36,6 +36,11 @@ class RunTerms:
     fit: CountedFit | None = None
 
     @cached_property
+    def digest(self) -> str:
+        """The digest of the proposal, which owners approve; computed once."""
+        return self.proposal.digest
+
+    @cached_property
     def settings(self) -> Settings:
         """The settings of the fit; those of the operator alone have their defaults."""
         return self.proposed if self.fit is None else self.fit.settings(self.proposed)

@@ -30,6 +30,7 @@ from client_apps.operator.participant import Participant, ShardData, body_of
 from client_apps.operator.releases import Releaser
 from client_apps.operator.state import Stateless
 from client_apps.privacy.guard import (
+    RowsOfParts,
     check_model,
     counts_evenly,
     given_values,
@@ -294,9 +295,10 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     }
     is_noisy = site.terms.settings.privacy.covers_features
     agree("bits", sorted(tree.tables) if is_noisy else [], sorted(request.bits))
+    rows = RowsOfParts.of(site, shards)
     for number, shard in site.each(shards):
         _check_rows(site, number, shard)
-        _reserve(site, number, shards)
+        _reserve(site, number, shard, rows)
     site.round.arrays.clear()
     parts = {
         number: _padded(site, number, shard, request)
@@ -323,9 +325,11 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     )
 
 
-def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> None:
-    """Set aside what the noise of a shard costs; note a release without."""
-    shard = shards[number]
+def _reserve(site: Site, number: int, shard: CountedShard, rows: RowsOfParts) -> None:
+    """Set aside what the noise of a shard costs; note a release without.
+
+    ``rows`` are those of all parts.
+    """
     if shard.reading.is_asked:
         note_scope(
             site, number, SITE_MOMENTS, _SITE_SCOPE.format(shard.reading.site_name)
@@ -335,7 +339,7 @@ def _reserve(site: Site, number: int, shards: Mapping[int, CountedShard]) -> Non
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
         return
     (use,) = shard.plan.uses
-    conditions = [_NOISY_SCOPE, *given_values(site, number, shards)]
+    conditions = [_NOISY_SCOPE, *given_values(site, number, rows)]
     if shard.encoder.encoder.fitted:
         conditions.append(GIVEN_ENCODER)
     planned = release(
