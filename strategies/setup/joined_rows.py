@@ -27,7 +27,7 @@ from tp_flower.folds import OUT
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import (
     NO_ROW,
-    IntArray,
+    RowNumbers,
     RowWeights,
     TableMapping,
     TableRows,
@@ -76,7 +76,7 @@ class TableLayout:
 Layouts = Mapping[str, TableLayout]
 Mappings = tuple[TableMapping, TableMapping | None]
 """Mappings of the training rows, and of the held-out rows (None without any)."""
-_ShardRows = tuple[list[PartRows], list[dict[str, Any]], IntArray]
+_ShardRows = tuple[list[PartRows], list[dict[str, Any]], RowNumbers]
 """By table, its parts' rows and fields for ``prepare``; and the new numbers of rows."""
 
 
@@ -255,7 +255,7 @@ class MappedRows:
         )
         (train, test), layouts = lay_out(self.mapping, is_test, self.extracted)
         label_rows = self.mapping.tables[self.bound.label_table]
-        target = self.labels.with_columns(label_rows.expand(self.labels.columns))
+        target = self.labels.with_columns(label_rows.expand(self.labels.stored))
         objective = objective_of(target, ~is_test)
         joined = JoinedTables(
             bound=self.bound,

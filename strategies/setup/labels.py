@@ -53,7 +53,7 @@ def keep_classes_of(labels: Target, rows: BoolArray) -> Target:
     columns = np.full((len(rows), 1), np.nan)
     columns[rows, 0] = codes
     classes = tuple(labels.classes[k] for k in present.tolist())
-    return replace(labels, columns=columns, classes=classes)
+    return replace(labels, stored=columns, classes=classes)
 
 
 def gather_labels(

@@ -20,10 +20,17 @@ import numpy.typing as npt
 from tp_flower.arrays import BoolArray, count_distinct
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
-from tp_flower.joins.mapping import NO_ROW, IntArray, TableMapping, TableRows
+from tp_flower.joins.mapping import (
+    NO_ROW,
+    RowNumbers,
+    TableMapping,
+    TableRows,
+    number_type,
+)
 from tp_flower.query import Join
 
 NULL = -1
+IntArray = npt.NDArray[np.int32]
 
 
 def join_codes(
@@ -171,13 +178,15 @@ class Match:
 
     counts: npt.NDArray[np.int64]
     start: IntArray
-    order: IntArray
+    order: RowNumbers
     unmatched_rows: int
     key_rows: npt.NDArray[np.int64]
 
 
 def match_table(
-    table: str, predicates: Sequence[tuple[Join, Codes]], joined: Mapping[str, IntArray]
+    table: str,
+    predicates: Sequence[tuple[Join, Codes]],
+    joined: Mapping[str, RowNumbers],
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
     sides = []
@@ -197,7 +206,9 @@ def match_table(
     return Match(
         counts=sizes.take(group_old, mode="wrap"),
         start=(np.cumsum(sizes) - sizes).astype(np.int32).take(group_old, mode="wrap"),
-        order=keyed[np.argsort(group_new[keyed], kind="stable")],
+        order=keyed[np.argsort(group_new[keyed], kind="stable")].astype(
+            number_type(len(group_new)), copy=False
+        ),
         unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
         key_rows=sizes[sizes > 0],
     )
@@ -247,7 +258,7 @@ def _count_repeated(
 
 
 def describe_step(
-    table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool
+    table: str, on: str, match: Match, rows: RowNumbers, *, is_outer: bool
 ) -> JoinStep:
     """Return the record of joining a table to label ``rows``, with its row counts."""
     lost_label_rows = 0
@@ -270,14 +281,14 @@ def describe_step(
 
 
 def join_table(
-    step: JoinStep, match: Match, joined: Mapping[str, IntArray]
-) -> dict[str, IntArray]:
+    step: JoinStep, match: Match, joined: Mapping[str, RowNumbers]
+) -> dict[str, RowNumbers]:
     """Return ``row_of`` of all tables after a step; joined rows keep their order."""
     counts = match.counts
     start = match.start
     order = match.order
     if step.is_outer and step.unmatched_before:
-        order = np.append(order, np.int32(NO_ROW))
+        order = np.append(order, order.dtype.type(NO_ROW))
         start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
         counts = np.maximum(counts, 1)
     if step.fan_out_max > 1:
@@ -295,7 +306,7 @@ def join_table(
     return {**result, step.table: order.take(start[is_matched])}
 
 
-def expand_codes(row_of: IntArray, codes: IntArray) -> IntArray:
+def expand_codes(row_of: RowNumbers, codes: IntArray) -> IntArray:
     """Map a table's codes (n,) to the joined rows; NULL where the table has no row.
 
     >>> expand_codes(np.array([1, -1, 0]), np.array([7, 8])).tolist()
@@ -348,10 +359,11 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         )
         for number, join in enumerate(joins)
     }
-    start = np.arange(rows[label_table], dtype=np.int32)
+    count = rows[label_table]
+    start: RowNumbers = np.arange(count, dtype=number_type(count))
     if sampled is not None:
         start = start[sampled]
-    joined = {label_table: start}
+    joined: dict[str, RowNumbers] = {label_table: start}
     steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
         predicates = [(joins[number], codes[number]) for number in numbers]

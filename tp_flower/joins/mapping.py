@@ -5,7 +5,8 @@ joined rows: ``<expand(x), y> == <x, segment_sum(y)>``. A joined row of a LEFT J
 lack a row of the table: its ``row_of`` is -1, it expands to zero, and it is in no sum.
 
 Notation:
-    p_i(j)   ``row_of[j]``  (N,) int32: row of the table behind joined row j, or -1
+    p_i(j)   ``row_of[j]``  (N,), of the smallest signed type that counts the table's
+             rows: row of the table behind joined row j, or -1
     G_ij     ``multiplicity[j]``  (n_i,): joined rows that row j of the table is in
     seg_i    ``segment_sum(v)``  (n_i, d_c): v summed over the joined rows of a row
 """
@@ -13,7 +14,7 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import MappingError
 
-IntArray = npt.NDArray[np.int32]
+RowNumbers = npt.NDArray[np.signedinteger[Any]]
+"""The rows of a table, or -1: a byte each where it has few."""
 
 Number = TypeVar("Number", np.float64, np.uint32)
 """Scores, or masked words of them, whose sums are modulo 2^32."""
@@ -31,12 +33,28 @@ Entry = TypeVar("Entry", bound=np.generic)
 NO_ROW = -1
 
 
+def number_type(rows: int) -> np.dtype[np.signedinteger[Any]]:
+    """Return the smallest type of the numbers of a table's rows, -1, and their count.
+
+    >>> [number_type(rows).itemsize for rows in (127, 128, 10**5, 10**10)]
+    [1, 2, 4, 8]
+    """
+    kinds = (np.int8, np.int16, np.int32)
+    smallest = next((k for k in kinds if rows <= np.iinfo(k).max), np.int64)
+    return np.dtype(smallest)
+
+
 @dataclass(frozen=True)
 class TableRows:
     """The positions ``row_of`` (N,) of a table's n_i ``rows`` in the joined rows."""
 
-    row_of: IntArray
+    row_of: RowNumbers
     rows: int
+
+    def __post_init__(self) -> None:
+        """Keep the positions in the smallest type."""
+        compact = self.row_of.astype(number_type(self.rows), copy=False)
+        object.__setattr__(self, "row_of", compact)
 
     @cached_property
     def has_missing(self) -> bool:
@@ -46,7 +64,11 @@ class TableRows:
     @cached_property
     def multiplicity(self) -> npt.NDArray[np.int64]:
         """G_i, (n_i,): joined rows that each row of the table appears in."""
-        return np.bincount(self._slots, minlength=self.rows + 1)[: self.rows]
+        counts = np.zeros(self.rows + 1, np.int64)
+        for block in blocks(len(self.row_of)):
+            # -1 is the additional last one
+            np.add.at(counts, self.row_of[block], 1)
+        return counts[: self.rows]
 
     @cached_property
     def inverse_multiplicity(self) -> FloatArray:
@@ -95,9 +117,10 @@ class TableRows:
         order = np.argsort(self.row_of[joined], kind="stable")
         return joined[order]
 
-    def renumber(self, numbers: IntArray, rows: int) -> "TableRows":
+    def renumber(self, numbers: RowNumbers, rows: int) -> "TableRows":
         """Return the rows under new ``numbers`` (n_i,), of so many ``rows``."""
-        return TableRows(self.expand(numbers, absent=NO_ROW), rows)
+        compact = numbers.astype(number_type(rows), copy=False)
+        return TableRows(self.expand(compact, absent=NO_ROW), rows)
 
     def behind(self, keys: "TableRows") -> "TableRows":
         """Return the key of each joined row, from the ``keys`` (n_i,) of the rows."""
@@ -123,23 +146,19 @@ class TableRows:
 
     def segment_sum(self, values: FloatArray) -> FloatArray:
         """Return sums (n_i, d_c) of values (N, d_c) over each row's joined rows."""
+        # the additional last row, -1, collects what belongs to no row
+        out = np.zeros((self.rows + 1, values.shape[1]))
         if self.is_injective:
-            # the additional last row collects what belongs to no row
-            out = np.zeros((self.rows + 1, values.shape[1]))
-            out[self.row_of] = values
+            for block in blocks(len(self.row_of)):
+                out[self.row_of[block]] = values[block]
             return out[: self.rows]
-        columns = [
-            np.bincount(self._slots, column, self.rows + 1)[: self.rows]
-            for column in np.ascontiguousarray(values.T)
-        ]
-        return np.stack(columns, axis=1)
-
-    @cached_property
-    def _slots(self) -> IntArray:
-        """``row_of`` with n_i in place of -1, (N,)."""
-        if not self.has_missing:
-            return self.row_of
-        return np.where(self.row_of < 0, self.rows, self.row_of).astype(np.int32)
+        sums = out.T.copy()
+        # in blocks, for which numpy copies neither numbers nor values of all rows
+        for block in blocks(len(self.row_of)):
+            rows = self.row_of[block].astype(np.intp)
+            for total, column in zip(sums, values[block].T, strict=True):
+                np.add.at(total, rows, np.ascontiguousarray(column, np.float64))
+        return np.ascontiguousarray(sums.T[: self.rows])
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import ClassVar, Final, Self, TypeVar
 
 import numpy as np
 
-from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks, dot
+from tp_flower.arrays import BLOCK_ROWS, AnyArray, FloatArray, blocks, dot
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.target import LABEL, Rows, Target
@@ -279,16 +279,16 @@ class Objective(ABC):
         """Return the objective of some rows."""
         return self.on({name: values[rows] for name, values in self.vectors.items()})
 
-    def on(self, vectors: Mapping[str, FloatArray]) -> Self:
+    def on(self, vectors: Mapping[str, AnyArray]) -> Self:
         """Return the objective of other rows, say a block, by their named vectors."""
         target = self.target.with_columns(vectors[TARGET])
         return type(self)(target, vectors.get(WEIGHTS), self.noise)
 
     @property
-    def vectors(self) -> dict[str, FloatArray]:
+    def vectors(self) -> dict[str, AnyArray]:
         """The vectors over its rows, by name, from which :meth:`on` binds it anew."""
         weights = {} if self.weights is None else {WEIGHTS: self.weights}
-        return {TARGET: self.target.columns, **weights}
+        return {TARGET: self.target.stored, **weights}
 
     def weighted(self, weights: FloatArray | None) -> Self:
         """Return the objective of the same rows with other weights."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, class_counts
+from tp_flower.arrays import AnyArray, FloatArray, class_counts
 from tp_flower.objectives.noise import LabelNoise
 
 LABEL: Final = "label"
@@ -32,8 +32,9 @@ class Target:
     """The label of N rows: a number, or the index of a class.
 
     Attributes:
-        columns: (N, k), float64: one column; none where a query has no label, or the
-            labels stay at their sites.
+        stored: the ``columns``, (N, k), as they are kept: those of classes a byte each.
+            One column; none where a query has no label, or the labels stay at their
+            sites.
         classes: the names of the classes; empty for numbers. Of a clustering, which has
             no column, they are the names of its clusters.
         kind: the label's type at the sites, "number", "boolean" or "text".
@@ -41,7 +42,7 @@ class Target:
         names: the meaning of each column, (k,).
     """
 
-    columns: FloatArray
+    stored: AnyArray
     classes: tuple[str, ...] = ()
     kind: str = "number"
     noise: LabelNoise | None = None
@@ -60,7 +61,8 @@ class Target:
         >>> Target.of(np.array([1.0, 0.0]), ("no", "yes")).columns.shape
         (2, 1)
         """
-        return cls(np.asarray(values, np.float64)[:, None], classes, kind, noise)
+        columns = np.asarray(values, np.float64)[:, None]
+        return cls(_compact(columns) if classes else columns, classes, kind, noise)
 
     @classmethod
     def without_label(cls, rows: int, clusters: tuple[str, ...] = ()) -> Self:
@@ -69,12 +71,17 @@ class Target:
 
     def __len__(self) -> int:
         """Return N."""
-        return len(self.columns)
+        return len(self.stored)
 
     @property
     def has_label(self) -> bool:
         """Whether the rows' labels are here, not at their sites or nowhere."""
-        return bool(self.columns.shape[1])
+        return bool(self.stored.shape[1])
+
+    @property
+    def columns(self) -> FloatArray:
+        """The label's columns, (N, k), float64."""
+        return self.stored.astype(np.float64, copy=False)
 
     def column(self, name: str) -> FloatArray | None:
         """Return the column of a name, (N,); None if there is none.
@@ -87,19 +94,18 @@ class Target:
 
     def column_named(self, name: str) -> FloatArray:
         """Return the column of a name, (N,), which it has."""
-        values: FloatArray = self.columns[:, self.names.index(name)]
-        return values
+        values = self.stored[:, self.names.index(name)]
+        return values.astype(np.float64, copy=False)
 
     @property
     def numbers(self) -> FloatArray:
         """The number of each row, or the index of its class, (N,)."""
-        values: FloatArray = self.columns[:, 0]
-        return values
+        return self.stored[:, 0].astype(np.float64, copy=False)
 
     @property
     def codes(self) -> npt.NDArray[np.intp]:
         """The index of each row's class, (N,)."""
-        return self.numbers.astype(np.intp)
+        return self.stored[:, 0].astype(np.intp)
 
     @property
     def class_counts(self) -> FloatArray:
@@ -108,8 +114,17 @@ class Target:
 
     def select(self, rows: Rows) -> Self:
         """Return the target of some rows."""
-        return self.with_columns(self.columns[rows])
+        return self.with_columns(self.stored[rows])
 
-    def with_columns(self, columns: FloatArray) -> Self:
+    def with_columns(self, stored: AnyArray) -> Self:
         """Return a target of other rows, which is read as this one is."""
-        return replace(self, columns=columns)
+        return replace(self, stored=stored)
+
+
+def _compact(columns: FloatArray) -> AnyArray:
+    """Return the indices of classes, a byte each if all of them fit."""
+    # comparisons with NaN, of a row that has no class, are false
+    if not ((columns >= 0.0) & (columns <= np.iinfo(np.uint8).max)).all():
+        return columns
+    compact = columns.astype(np.uint8)
+    return compact if np.array_equal(compact, columns) else columns

@@ -18,7 +18,7 @@ from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.joining import JoinStep, build_mapping
-from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.mapping import TableMapping, number_type
 from tp_flower.query import Join
 from tp_flower.splits import split_rows
 
@@ -100,7 +100,7 @@ def test_left_and_inner_joins_are_duckdbs(query):
     assert sorted(zip(*columns, strict=True)) == expected
     assert mapping.joined_rows == len(expected)
     for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
-        assert rows.row_of.dtype == np.int32
+        assert rows.row_of.dtype == number_type(rows.rows)
         counts = [numbers.count(row) for row in range(rows.rows)]
         assert rows.multiplicity.tolist() == counts
     # the order: the label table's rows, then the tables' in the order of joining
@@ -280,7 +280,7 @@ def test_what_is_asked_about_each_row_is_that_of_loops(rows, seed):
     renumbered = rows.renumber(numbers, rows.rows)
     expected = [numbers[row] if row >= 0 else -1 for row in rows.row_of]
     assert renumbered.row_of.tolist() == expected
-    assert renumbered.row_of.dtype == np.int32
+    assert renumbered.row_of.dtype == number_type(renumbered.rows)
 
 
 def test_a_missing_row_adds_nothing_to_the_scores():
