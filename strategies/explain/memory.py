@@ -34,7 +34,7 @@ TRAINED_ROW: Final = 70.0
 
 SERVER: Final = 2e6
 JOINED_ROW: Final = 48.0
-ROW_OF_TABLE: Final = 8.0  # of a joined row
+ROW_NUMBERS: Final = 2.0  # those of a joined row, before the split and behind it
 SERVER_KEY: Final = 24.0  # of a row
 """Bytes at the server."""
 
@@ -121,10 +121,11 @@ def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
     outputs = tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
+    numbers = sum(t.row_of.itemsize for t in joined.mapping.tables.values())
     return (
         SERVER
         + SERVER_KEY * keys
-        + rows * (ROW_OF_TABLE * len(tables) + JOINED_ROW * outputs)
+        + rows * (ROW_NUMBERS * numbers + JOINED_ROW * outputs)
     )
 
 

@@ -27,7 +27,12 @@ from tp_flower.arrays import (
 from tp_flower.heads import Head, table_part
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping, score_steps
-from tp_flower.joins.rows import JoinedRows, Vectors
+from tp_flower.joins.rows import (
+    LEAST_TOLERANCE,
+    SINGLE_ROWS,
+    JoinedRows,
+    Vectors,
+)
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
@@ -314,7 +319,8 @@ class TrainingProblem(PreparedRun):
     The mappings cover the tables' rows that take part; the test mapping is None if no
     row is held out. The ``objective`` is that of the N training rows, ``held_out`` that
     of the N' held-out ones, of which ``validates``, (N',), marks those that do not
-    test. The scores of the untrained models are (n_i, d_c).
+    test. The scores of the untrained models are (n_i, d_c). ``tolerance`` is the
+    setting: 0 where the method chooses.
     """
 
     tables: Mapping[str, TrainedTable]
@@ -327,6 +333,14 @@ class TrainingProblem(PreparedRun):
     initial_scores: LocalScores
     l2: float
     weighting: Weighting = field(default_factory=Weighting)
+    tolerance: float = 0.0
+
+    @property
+    def is_single(self) -> bool:
+        """Whether vectors over the joined rows are stored in single precision."""
+        is_precise = 0.0 < self.tolerance < LEAST_TOLERANCE
+        is_large = self.train.joined_rows >= SINGLE_ROWS
+        return is_large and self.objective.is_separable and not is_precise
 
     @property
     def joined_rows(self) -> tuple[int, int]:
@@ -353,6 +367,7 @@ class TrainingProblem(PreparedRun):
             self.train,
             self.objective.vectors,
             is_one_part=not self.objective.is_separable,
+            is_single=self.is_single,
         )
 
     @cached_property
@@ -360,7 +375,7 @@ class TrainingProblem(PreparedRun):
         """The held-out rows, with vectors; None without any."""
         if self.test is None:
             return None
-        return JoinedRows(self.test)
+        return JoinedRows(self.test, is_single=self.is_single)
 
     @property
     def scored_rows(self) -> list[JoinedRows]:

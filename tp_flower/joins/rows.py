@@ -12,14 +12,15 @@ Rows are computed in parts whose edges depend on their number alone, and partial
 are combined in the order of the parts, so that any number of threads gives the same
 bits. Where the derivatives of a row depend on others, a kernel is called once, with all
 rows: they are one part. How vectors are stored, and where a part is computed, is known
-here alone.
+here alone: of many rows, floating-point numbers in half of the bytes. A kernel reads
+and returns float64, and partial results and sums are float64, whatever is stored.
 
 Notation:
     N    ``rows``            n_i  ``sizes[table]``
     B    ``BLOCK_ROWS``, the joined rows of a call of a kernel, or fewer; or N
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Final, Literal
@@ -39,6 +40,11 @@ from tp_flower.joins.mapping import TableMapping
 
 PART_ROWS: Final = 4 * BLOCK_ROWS
 """Joined rows of a part, which one thread computes: a millisecond of work or more."""
+SINGLE_ROWS = 1 << 20
+"""Joined rows from which on vectors may be stored in single precision. Its rounding of
+a score, 2^-25 of it, is an eighth of that of the messages that scores arrive in."""
+LEAST_TOLERANCE: Final = 1.3e-6
+"""Of a gradient's norm: single precision hides smaller ones."""
 
 Vectors = Mapping[str, AnyArray]
 Kernel = Callable[[Vectors, AnyArray], tuple[Vectors, Iterable[float]]]
@@ -60,11 +66,13 @@ class JoinedRows:
         mapping: which rows of the tables are behind each of them.
         vectors: by name, (N, ..): nobody else reads or writes them.
         is_one_part: whether kernels are called with all rows at once.
+        is_single: whether new vectors are stored in single precision.
     """
 
     mapping: TableMapping
     vectors: dict[str, AnyArray] = field(default_factory=dict)
     is_one_part: bool = False
+    is_single: bool = False
 
     @property
     def rows(self) -> int:
@@ -80,21 +88,25 @@ class JoinedRows:
         """Store a vector by its values (N, ...), or the values (c,) of every row."""
         row_shape = values.shape if values.ndim == 1 else values.shape[1:]
         shape = self.rows, *row_shape
-        self.vectors[name] = np.array(np.broadcast_to(values, shape))
+        stored = self._stored_type(values.dtype)
+        self.vectors[name] = np.array(np.broadcast_to(values, shape), stored)
+
+    def _stored_type(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type in which values of a type are stored."""
+        return np.dtype(np.float32) if self.is_single and dtype == np.float64 else dtype
 
     def whole(self, name: str) -> AnyArray:
         """Return a vector (N, ..), to read: of what does not add up over parts.
 
         An area under a curve or a quantile needs all rows at once.
         """
-        view = self.vectors[name].view()
+        view = _as_read(self.vectors[name]).view()
         view.flags.writeable = False
         return view
 
     def take(self, name: str, rows: npt.NDArray[np.integer]) -> AnyArray:
         """Return the entries of a vector at some joined rows (k,), (k, ..)."""
-        entries: AnyArray = self.vectors[name][rows]
-        return entries
+        return _as_read(self.vectors[name][rows])
 
     def select(self, mask: npt.NDArray[np.bool_]) -> "JoinedRows":
         """Return the joined rows that a mask (N,) marks, with their vectors."""
@@ -127,7 +139,7 @@ class JoinedRows:
             vector ``sums_of`` over the joined rows of each row; {} without a name.
         """
         expand = _Expansion(self.mapping, local, by_table=by_table)
-        outputs = _Outputs(self.vectors, self.rows)
+        outputs = _Outputs(self.vectors, self.rows, self._stored_type)
         join = COMBINE[combine]
         part_rows, block_rows = PART_ROWS, BLOCK_ROWS
         if self.is_one_part:
@@ -137,8 +149,7 @@ class JoinedRows:
         def compute(part: slice) -> FloatArray:
             partial: list[FloatArray] = []
             for block in blocks_of(part, block_rows) if self.rows else [part]:
-                vectors = {name: v[block] for name, v in self.vectors.items()}
-                values, result = kernel(vectors, expand(block))
+                values, result = kernel(_Block(self.vectors, block), expand(block))
                 outputs.write(block, values)
                 partial.append(np.asarray(result, np.float64))
             return _combine(join, partial)
@@ -159,6 +170,28 @@ class JoinedRows:
         mapping = self.mapping.tables
         chosen = mapping if tables is None else tables
         return {table: mapping[table].segment_sum(values) for table in chosen}
+
+
+def _as_read(values: AnyArray) -> AnyArray:
+    """Return values as a kernel reads them: float64 where they are single."""
+    return values.astype(np.float64) if values.dtype == np.float32 else values
+
+
+class _Block(Mapping[str, AnyArray]):
+    """The vectors of a block, of which only those that a kernel reads are converted."""
+
+    def __init__(self, vectors: Mapping[str, AnyArray], block: slice) -> None:
+        self._vectors = vectors
+        self._block = block
+
+    def __getitem__(self, name: str) -> AnyArray:
+        return _as_read(self._vectors[name][self._block])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
 
 
 def _combine(join: Any, partial: Sequence[FloatArray]) -> FloatArray:
@@ -202,10 +235,16 @@ class _Expansion:
 class _Outputs:
     """The vectors that a kernel returns, written block by block."""
 
-    def __init__(self, before: Mapping[str, AnyArray], rows: int) -> None:
+    def __init__(
+        self,
+        before: Mapping[str, AnyArray],
+        rows: int,
+        stored_type: Callable[[np.dtype[Any]], np.dtype[Any]],
+    ) -> None:
         self.vectors: dict[str, AnyArray] = {}
         self._before = before
         self._rows = rows
+        self._stored_type = stored_type
         self._lock = Lock()
 
     def write(self, block: slice, values: Vectors) -> None:
@@ -218,13 +257,14 @@ class _Outputs:
         with self._lock:
             if name not in self.vectors:
                 shape = self._rows, *like.shape[1:]
+                dtype = self._stored_type(like.dtype)
                 before = self._before.get(name)
                 is_reused = (
                     before is not None
-                    and (before.shape, before.dtype) == (shape, like.dtype)
+                    and (before.shape, before.dtype) == (shape, dtype)
                     and before.flags.writeable
                 )
                 # a block is read before it is written, and no other block is read
-                new = before if is_reused else np.empty(shape, like.dtype)
+                new = before if is_reused else np.empty(shape, dtype)
                 self.vectors[name] = new  # type: ignore[assignment]
             return self.vectors[name]

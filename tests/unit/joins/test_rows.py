@@ -142,3 +142,34 @@ def test_rows_that_are_one_part_are_computed_at_once(monkeypatch):
         assert seen.pop() == total[0] == rows.rows
         assert not seen
         assert_allclose(rows.whole("mean").mean(axis=0), 0.0, atol=1e-15)
+
+
+def test_kernels_and_sums_are_double_where_vectors_are_single():
+    rng = default_rng(5)
+    double = drawn(rng, 200)
+    local = local_of(rng)
+    single = replace(double, vectors={}, is_single=True)
+    for name in ("x", "y"):
+        single.fill(name, double.whole(name))
+        assert_allclose(single.whole(name), double.whole(name), rtol=2.0**-24)
+        double.fill(name, single.whole(name))
+    seen = set()
+
+    def watched(vectors, expanded):
+        seen.update(vectors[name].dtype for name in vectors)
+        return kernel(vectors, expanded)
+
+    total, sums = single.run(watched, local, sums_of="z")
+    exact, exact_sums = double.run(kernel, local, sums_of="z")
+    assert seen == {np.dtype(np.float64)}
+    # the kernel's numbers, of which only those that are stored are rounded
+    assert_array_equal(total, exact)
+    rounded = double.whole("z").astype(np.float32).astype(np.float64)
+    assert_array_equal(single.whole("z"), rounded)
+    assert_array_equal(single.take("z", np.arange(9)), rounded[:9])
+    for name, table in double.mapping.tables.items():
+        assert_array_equal(sums[name], table.segment_sum(rounded))
+        assert_allclose(sums[name], exact_sums[name], atol=1e-5)
+    sizes = {name: vector.nbytes for name, vector in single.vectors.items()}
+    assert 2 * sizes["z"] == double.vectors["z"].nbytes
+    assert set(sizes.values()) == {200 * 2 * 4}
