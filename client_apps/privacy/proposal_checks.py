@@ -260,8 +260,9 @@ def check_union(site: Site, number: int, update: Update, union: Union | None) ->
     if union is None:
         return
     agree("group", terms.union_group(number), union.group)
-    shards = terms.proposal.shards_of(terms.proposal.parts[number].table)
-    keys = {str(n): site.public_keys[part.node] for n, part in shards.items()}
+    if union.shards is None:
+        return
+    keys = site.shard_keys(terms.proposal.parts[number].table)
     if update is Update.CONSENSUS and union.shards:
         keys = {n: key for n, key in keys.items() if n in union.shards}
     agree("shards", keys, union.shards)

@@ -28,21 +28,10 @@ _ALL_COLUMNS: Final = "*"
 
 
 def rule_of(site: Site, source: ShardSource) -> float | None:
-    """Return ``scores-per-rank`` of a source's rows; None if no policy bounds it.
-
-    If several entries of the tables file share rows, their smallest applies.
-    """
-    rules = [
-        (shard, rule)
-        for shard in site.shards
-        if (rule := shard.policy.most_scores) is not None
-    ]
-    if not rules:
+    """Return ``scores-per-rank`` of a source's rows; None if no policy bounds it."""
+    if not site.most_scores_by_rows:
         return None
-    name = source_id(source)
-    return min(
-        (rule for shard, rule in rules if source_id(shard) == name), default=None
-    )
+    return site.most_scores_by_rows.get(source_id(source))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
     from tp_flower.protocol.proposal import Proposal
     from tp_flower.query import Fragment
+    from tp_flower.sources.policy import Policy
     from tp_flower.sources.shards import ShardSource
     from tp_flower.terms.run_terms import RunTerms
 
@@ -64,6 +65,7 @@ _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
 Item = TypeVar("Item")
+Number = TypeVar("Number", int, float)
 
 
 class Round:
@@ -132,6 +134,11 @@ class Round:
         )
 
 
+def names_of_shards(keys: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a name of each shard that no other has, from its site's key by number."""
+    return tuple(sorted(f"{key} {shard}" for shard, key in keys.items()))
+
+
 def extend_history(history: str, *items: object) -> str:
     """Return a history extended by items of plain JSON types."""
     return hashlib.sha256(json.dumps([history, *items]).encode()).hexdigest()
@@ -165,6 +172,7 @@ class Site:
         self.ledger_end: str | None = None
         self.queries: dict[int, Line] = {}
         self.quotas: dict[str, int] = {}
+        self._shard_names: dict[str, tuple[str, ...]] = {}
         self._round: Round | None = None
 
     @cached_property
@@ -190,18 +198,29 @@ class Site:
 
     @cached_property
     def quotas_by_rows(self) -> dict[str, int]:
-        """The queries that policies allow a day, by the identifier of the rows.
+        """The queries that policies allow a day, by the identifier of the rows."""
+        return self._least_by_rows(lambda policy: policy.queries_per_day or None)
+
+    @cached_property
+    def most_scores_by_rows(self) -> dict[str, float]:
+        """``scores-per-rank`` of policies, by the identifier of the rows."""
+        return self._least_by_rows(lambda policy: policy.most_scores)
+
+    def _least_by_rows(
+        self, rule: "Callable[[Policy], Number | None]"
+    ) -> "dict[str, Number]":
+        """Return a rule of policies, by the identifier of the rows.
 
         If several entries of the tables file share rows, their smallest applies.
         """
         from tp_flower.sources.derived.accounts import source_id
 
-        quotas: dict[str, int] = {}
+        least: dict[str, Number] = {}
         for shard in self.shards:
-            if quota := shard.policy.queries_per_day:
+            if (value := rule(shard.policy)) is not None:
                 name = source_id(shard)
-                quotas[name] = min(quota, quotas.get(name, quota))
-        return quotas
+                least[name] = min(value, least.get(name, value))
+        return least
 
     @cached_property
     def ledger(self) -> RoundLedger:
@@ -282,6 +301,18 @@ class Site:
         """The public keys of the run's sites, by node."""
         keys: Mapping[str, str] = self.store.load(PROPOSAL).meta["public_keys"]
         return keys
+
+    def shard_keys(self, table: str) -> dict[str, str]:
+        """Return the run's key of the site of each shard of a table, by number."""
+        keys = self.public_keys
+        shards = self.terms.proposal.shards_of(table)
+        return {str(number): keys[part.node] for number, part in shards.items()}
+
+    def shard_names(self, table: str) -> tuple[str, ...]:
+        """Return a name of each shard of a table, in the order of their masks."""
+        if table not in self._shard_names:
+            self._shard_names[table] = names_of_shards(self.shard_keys(table))
+        return self._shard_names[table]
 
     def keep_proposal(
         self, proposal: "Proposal", public_keys: Mapping[str, str]

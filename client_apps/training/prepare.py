@@ -47,7 +47,7 @@ from client_apps.privacy.proposal_checks import (
     check_trained,
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import Site, names_of_shards
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.features.encoder import SiteEncoder
@@ -376,14 +376,17 @@ def _union(
             raise MessageError(f"'union' does not go with update {body.update.value!r}")
         return None
     union = required(body.union, "union")
-    shards = sorted(f"{key} {shard}" for shard, key in union.shards.items())
+    if union.shards is None:
+        shards = site.shard_names(site.fragment(number).table)
+    else:
+        shards = names_of_shards(union.shards)
     shard = f"{run_key(site)} {number}"
     group = union.group or ""
     # a consensus is sought by the shards with rows to train on
     if shard not in shards and (trained or body.update is not Update.CONSENSUS):
         raise MessageError("'union' lacks this shard, which has rows to train on")
     key = site.group_key(group) if group else b""
-    return ShardUnion(group, key, tuple(shards), shard, table)
+    return ShardUnion(group, key, shards, shard, table)
 
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:

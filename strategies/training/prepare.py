@@ -171,19 +171,20 @@ def _unions(
     preparation: Preparation, updates: Mapping[str, Update]
 ) -> dict[str, Union]:
     """Return, by table, the shards whose arrays are summed."""
-    extracted = preparation.joined.extracted
     is_sealed = preparation.settings.privacy.unions == SEALED
-    return {
-        name: Union(
-            group=table_group(extracted.proposal, name) if is_sealed else None,
-            shards={
-                str(part.number): extracted.public_keys[part.node]
-                for part in summed_parts(layout, updates[name])
-            },
-        )
-        for name, layout in preparation.joined.layouts.items()
-        if updates[name] not in (Update.LOCAL, Update.GIVEN)
-    }
+    extracted = preparation.joined.extracted
+    unions = {}
+    for name, layout in preparation.joined.layouts.items():
+        if updates[name] in (Update.LOCAL, Update.GIVEN):
+            continue
+        summed = summed_parts(layout, updates[name])
+        shards = None
+        # to list all shards for each of them would make the square of their number
+        if summed != layout.parts:
+            shards = {str(p.number): extracted.public_keys[p.node] for p in summed}
+        group = table_group(extracted.proposal, name) if is_sealed else None
+        unions[name] = Union(group=group, shards=shards)
+    return unions
 
 
 def summed_parts(layout: TableLayout, update: Update) -> tuple[Part, ...]:

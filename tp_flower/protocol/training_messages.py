@@ -93,11 +93,12 @@ class Union(Body, frozen=True, kw_only=True):
 
     Attributes:
         group: that shares the key of their seal; absent if shares leave in the clear.
-        shards: the public key of each shard's site in this run, by participant.
+        shards: the public key of each shard's site in this run, by participant; absent
+            if all shards take part that were proposed, of which every site knows it.
     """
 
     group: Annotated[str, msgspec.Meta(pattern=r"^table-[0-9]{1,4}\Z")] | None = None
-    shards: dict[Number, PublicKey]
+    shards: dict[Number, PublicKey] | None = None
 
 
 class Outline(Body, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from tp_flower.methods.method import METHODS
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.fields import MASKED, SEALED
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.proposal import Proposal
+from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, TableShards
 from tp_flower.protocol.training_messages import Outline, PrivacyTerms, Update
 from tp_flower.query import Fragment
@@ -62,6 +62,15 @@ class RunTerms:
         return {
             n: parse(part.fragment, "fragment", Fragment.from_json) for n, part in parts
         }
+
+    @cached_property
+    def _shards(self) -> dict[str, dict[int, ProposedPart]]:
+        """The shards of each table."""
+        return {t: self.proposal.shards_of(t) for t in self.proposal.tables}
+
+    def shards_beside(self, number: int) -> dict[int, ProposedPart]:
+        """Return the shards of a part's table by participant, itself among them."""
+        return self._shards[self.proposal.parts[number].table]
 
     @cached_property
     def extract_parts(self) -> dict[int, ExtractPart]:
@@ -163,15 +172,14 @@ class RunTerms:
     def updates(self, number: int) -> tuple[Update, ...]:
         """Return how a part may train with the other shards of its table."""
         method = self.settings.method
-        shards = self.proposal.shards_of(self.proposal.parts[number].table)
-        if len(shards) == 1 and not method.solvers:
+        if len(self.shards_beside(number)) == 1 and not method.solvers:
             return (Update.LOCAL,)
         return method.updates
 
     def shards_of(self, number: int) -> TableShards | None:
         """Return the shards of a part's table; None if it is the only one."""
         table = self.proposal.parts[number].table
-        numbers = list(self.proposal.shards_of(table))
+        numbers = list(self.shards_beside(number))
         if numbers[1:]:
             return TableShards(table_group(self.proposal, table), numbers)
         return None

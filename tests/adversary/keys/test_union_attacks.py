@@ -188,10 +188,41 @@ def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forgery):
         fit(grid, kind)
 
 
+def lists_shards(forge):
+    """A server that lists the shards of every sum, as proposed, and then forges it.
+
+    An honest one lists them where they are not all that were proposed.
+    """
+    keys = {}
+    parts = {}
+
+    @on_requests("query.extract", "train.prepare")
+    def change(seen):
+        if seen.action == "query.extract":
+            keys.update(seen.header["public-keys"])
+            parts.update(seen.header["proposal"]["parts"])
+            return
+        for part in seen.header["parts"]:
+            table = parts[str(part["id"])]["table"]
+            shards = {
+                n: keys[p["node"]] for n, p in parts.items() if p["table"] == table
+            }
+            part["union"].setdefault("shards", shards)
+        forge(seen)
+
+    return change
+
+
+def test_a_list_of_all_shards_says_no_more_than_none():
+    grids = [Grid(), Grid(lists_shards(lambda _: None))]
+    models = [fit(grid, "gram", num_epochs=1).report.final_train for grid in grids]
+    assert models[0] == models[1]
+
+
 def without(number):
     """A server that leaves a shard out of the sums, and says so to some."""
 
-    @on_requests("train.prepare")
+    @lists_shards
     def forge(seen):
         for part in seen.header["parts"]:
             shards = part["union"]["shards"]
@@ -211,7 +242,7 @@ def test_shards_that_know_of_different_shards_do_not_open_a_sum():
         fit(Grid(without(0)), "gram")
 
 
-@on_requests("train.prepare")
+@lists_shards
 def own_left_out(seen):
     for part in seen.header["parts"]:
         del part["union"]["shards"][str(part["id"])]
@@ -254,8 +285,9 @@ def test_only_a_table_s_key_seals_its_sums(group, match):
 def test_two_shards_of_one_number_have_different_masks():
     """Else the difference of two shards' words would be that of their arrays."""
 
+    @lists_shards
     def renumber(seen):
-        for part in seen.header.get("parts", ()) if not seen.is_reply else ():
+        for part in seen.header["parts"]:
             union = part.get("union")
             if union is not None:
                 first = min(union["shards"], key=int)
