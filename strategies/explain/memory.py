@@ -22,6 +22,7 @@ from strategies.training.join_method import JoinMethod
 from strategies.training.traffic import ShardSize, TableSize
 from tp_flower.features.sparse import is_sparse
 from tp_flower.features.spec import LEVELS, EncoderSpec
+from tp_flower.joins.mapping import number_type
 from tp_flower.protocol.fields import Document
 
 SITE: Final = 9e6
@@ -121,7 +122,7 @@ def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
     outputs = tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
-    numbers = sum(t.row_of.itemsize for t in joined.mapping.tables.values())
+    numbers = sum(number_type(n).itemsize for n in extracted.table_rows.values())
     return (
         SERVER
         + SERVER_KEY * keys
