@@ -18,7 +18,7 @@ from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.joining import JoinStep, build_mapping
-from tp_flower.joins.mapping import TableMapping, number_type
+from tp_flower.joins.mapping import TableMapping, TableRows, number_type
 from tp_flower.query import Join
 from tp_flower.splits import split_rows
 
@@ -394,3 +394,17 @@ def test_the_seed_decides_the_plan():
         plan_batches(mapping, 8, default_rng(seed)).order.tolist() for seed in (1, 1, 2)
     )
     assert first == again != other
+
+
+@pytest.mark.parametrize("rows", [127, 128, 254, 32_767, 40_000])
+def test_row_numbers_keep_their_values_in_few_bytes(rows):
+    numbers = np.array([0, rows - 1, -1, rows - 1])
+    table = TableRows(numbers, rows)
+    assert table.row_of.tolist() == numbers.tolist()
+    assert table.row_of.itemsize == (1 if rows < 128 else 2 if rows < 2**15 else 4)
+    counts = np.bincount(numbers[numbers >= 0], minlength=rows)
+    assert table.multiplicity.tolist() == counts.tolist()
+    sums = table.segment_sum(np.array([[1.0], [2.0], [4.0], [8.0]]))
+    assert (sums[0, 0], sums[-1, 0], sums.sum()) == (1.0, 10.0, 11.0)
+    local = np.arange(rows, dtype=float)[:, None]
+    assert table.expand(local)[:, 0].tolist() == [0.0, rows - 1.0, 0.0, rows - 1.0]
