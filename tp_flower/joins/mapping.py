@@ -117,6 +117,19 @@ class TableRows:
         order = np.argsort(self.row_of[joined], kind="stable")
         return joined[order]
 
+    def permuted(
+        self, rng: np.random.Generator, *, keeps_absent: bool = False
+    ) -> "TableRows":
+        """Return the rows with their places in the joined rows exchanged at random.
+
+        A joined row without a row takes part in it, or keeps none (``keeps_absent``).
+        """
+        if not keeps_absent:
+            return TableRows(rng.permutation(self.row_of), self.rows)
+        row_of = self.row_of.copy()
+        row_of[~self.is_absent] = rng.permutation(row_of[~self.is_absent])
+        return TableRows(row_of, self.rows)
+
     def renumber(self, numbers: RowNumbers, rows: int) -> "TableRows":
         """Return the rows under new ``numbers`` (n_i,), of so many ``rows``."""
         compact = numbers.astype(number_type(rows), copy=False)

@@ -30,6 +30,7 @@ from tp_flower.features.sparse import (
     EncodedRows,
     SparseRows,
     append_column,
+    columns_of,
     dense,
 )
 from tp_flower.joins.pairs import NO_REGION
@@ -136,6 +137,17 @@ class LocalModel(ABC):
         """Return the region of rows (n, d), uint8 (n,); None of a model without any."""
         return None
 
+    def part(
+        self,
+        features: Features,  # noqa: ARG002
+        columns: npt.NDArray[np.integer],  # noqa: ARG002
+    ) -> FloatArray | None:
+        """Return what columns (k,) of rows (n, d) add to their scores, (n, d_c).
+
+        None of a model whose scores are not the sum of what its columns add.
+        """
+        return None
+
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""
         raise NotImplementedError  # of models that the server solves
@@ -183,6 +195,14 @@ class LinearModel(LocalModel):
 
         run_in_threads(score, len(rows), _least_rows(rows))
         return out
+
+    def part(
+        self, features: Features, columns: npt.NDArray[np.integer]
+    ) -> FloatArray | None:
+        """Return what columns (k,) of rows (n, d) add to their scores, (n, d_c)."""
+        own = LinearModel(len(columns), self.outputs, intercept=False)
+        own.parameters = self.weights[columns].ravel()
+        return own.scores(columns_of(host_features(features), columns))
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return T^T Y (and the column sums of Y for the intercept), flat."""
