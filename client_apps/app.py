@@ -49,6 +49,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.DIVIDE: "client_apps.handlers.inference:divide",
     Action.BINS: "client_apps.training.bins:bins",
     Action.SCORE: "client_apps.handlers.inference:score",
+    Action.INSPECT: "client_apps.handlers.inspection:inspect",
     Action.FINISH: "client_apps.training.finish:finish",
 }
 """By action that is no method's, the module and the function that answers it."""

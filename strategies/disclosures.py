@@ -95,6 +95,7 @@ class Exposure:
         sends_factors: the tables whose rows' factors predictions need.
         bins: by table whose bin numbers leave in training, those of a column at most.
         scores_bins: whether a saved model asks for bin numbers of the rows it scores.
+        metrics_by: the column that rows are grouped by, to evaluate; "" for none.
         fits: of a search; 0 without one.
         vectors: what vectors tell beyond scores, by the head; "" for nothing.
         fitted: the tables whose shards told each other statistics of their rows.
@@ -121,6 +122,7 @@ class Exposure:
     sends_factors: Collection[str] = ()
     bins: Mapping[str, int] = field(default_factory=dict)
     scores_bins: bool = False
+    metrics_by: str = ""
     fits: int = 0
     keeps_labels: bool = False
     has_joins: bool = True

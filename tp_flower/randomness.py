@@ -41,6 +41,7 @@ class Stream(IntEnum):
     ROUNDING = 15
     FOLDS = 16
     CANDIDATES = 17
+    PERMUTATIONS = 18
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

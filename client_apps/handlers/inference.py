@@ -56,6 +56,7 @@ from tp_flower.protocol.inference_messages import (
     ScoreReply,
     ScoreRequest,
 )
+from tp_flower.protocol.inspection_messages import InspectPart, InspectRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.protocol.training_messages import Masking
@@ -88,7 +89,7 @@ def _divide_part(
     """Return the regions of a part's rows, uint8 (n,), as its policy allows."""
     site.source(number).policy.check_regions()
     rows = _rows(site, number, body.rows)
-    saved, model = _load_model(site, number, body, request)
+    saved, model = load_model(site, number, body, request)
     features = site.tables.encode(number, saved.encoder, rows, is_private=False)
     regions = model.regions(features)
     if regions is None:
@@ -123,7 +124,7 @@ def _score_part(
     is_masked = are_masked(request.masking, site.terms.join_sides(number))
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body.rows)
-    saved, model = _load_model(site, number, body, request)
+    saved, model = load_model(site, number, body, request)
     is_private = request.privacy.covers_predictions
     if is_private:
         check_scores(model, saved.encoder.encoder.width)
@@ -141,7 +142,7 @@ def _score_part(
     if limit is not None:
         site.scored[number, limit] += outputs * (pairs.most if pairs else 1)
     own_scores = _scores_of(
-        model, features, _by_key(site, number, saved.effects, rows), pairs
+        model, features, by_key(site, number, saved.effects, rows), pairs
     )
     scores = site.releaser(number, plan).scores(own_scores)
     check_range(scores, masks)
@@ -180,7 +181,7 @@ def _bins_of(
     return saved.bins.apply(saved.encoder.encoder, features)
 
 
-def _by_key(
+def by_key(
     site: Site, number: int, numbers: KeyNumbers | None, rows: IntArray
 ) -> FloatArray:
     """Return the numbers of the rows' keys that a model has, (n, c); 0 for none."""
@@ -209,7 +210,7 @@ def _factors(
         )
     site.source(number).policy.check_release(FACTORS, is_private=False)
     ledger_entries.note(site, number, FACTORS)
-    of_rows = _by_key(site, number, saved.factors, rows)
+    of_rows = by_key(site, number, saved.factors, rows)
     return row_numbers(of_rows)
 
 
@@ -342,15 +343,17 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
     )
 
 
-def _load_model(
+def load_model(
     site: Site,
     number: int,
-    body: ScorePart | DividePart,
-    request: ScoreRequest | DivideRequest,
+    body: ScorePart | DividePart | InspectPart,
+    request: ScoreRequest | DivideRequest | InspectRequest,
 ) -> tuple[SavedModel, LocalModel]:
     """Return a saved part, and its model ready to score."""
     version = ModelVersion(request.model_name, request.model_version)
-    saved = saved_part(site, number, version, body.model_part, body.digest)
+    model_part = required(body.model_part, "model_part")
+    digest = required(body.digest, "digest")
+    saved = saved_part(site, number, version, model_part, digest)
     width = saved.encoder.encoder.width
     check_model(site.source(number), saved.spec, width)
     model = make_model(saved.spec, width, request.device)
@@ -469,7 +472,7 @@ def leave_hashes(
         columns = {
             ROW_HASH: hex_texts(hashes),
             ROW: pa.array(np.arange(extracted.rows)),
-            **{name: _spread_over_rows(key, _values(key)) for name, key in keys},
+            **{name: _spread_over_rows(key, key_values(key)) for name, key in keys},
         }
         folder = row_keys_folder(root, site.store.run)
         try:
@@ -492,7 +495,7 @@ def _spread_over_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
     return values.take(pa.array(key.codes, mask=key.codes < 0))
 
 
-def _values(key: ExtractedKey) -> pa.Array:
+def key_values(key: ExtractedKey) -> pa.Array:
     """Return the distinct values behind a key's canonical texts."""
     texts = pc.replace_substring_regex(
         _as_one_array(key.texts), _HEAD, "", max_replacements=1

@@ -360,13 +360,16 @@ def _key_groups(
     groups = body.key_groups
     split = body.split
     check_row_key(body.row_key, len(fragment.keys))
-    joined = len(fragment.keys) - len(body.row_key) - int(split is not None)
+    # by its last key rows are held out, or grouped for metrics
+    has_other_key = site.terms.proposal.split_table == fragment.table
+    joined = len(fragment.keys) - len(body.row_key) - int(has_other_key)
     if len(groups) != joined:
         raise MessageError(
             f"'key-groups' must name a group for each of the {joined} join keys"
         )
     guard.check_fragment(site, source, fragment)
     guard.check_noise(site, source, fragment)
+    guard.check_inspection(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
         guard.check_fragment(

@@ -68,6 +68,9 @@ _RULES: Final[Mapping[str, str]] = {
     "releases.bins = 32": "of each row, into which of so many bins the value of each "
     "column falls, once a run.\n## Of seven columns, 16 bins single out nine rows in "
     "ten",
+    'releases.inspection = "clear"': "to evaluate a model, scores and labels of the "
+    "joined rows, to the other tables' sites, and how\n## much each feature matters, "
+    "to the server",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.categories = "clear"': "beside these, the texts of categories of "
     "{min-count} rows here at least (min-count),\n## by which their columns are called",

@@ -24,7 +24,7 @@ from tp_flower.query.fragment import NUMBERS, SURVIVAL, Fragment, Role
 from tp_flower.query.lateral_tables import check_no_cutoffs, pair_names
 from tp_flower.query.reads import Read, reads, reads_by_conditions, reads_of_pairs
 from tp_flower.sources.derived.accounts import share_rows, source_id
-from tp_flower.sources.policy import LABELS, MODELS, SCORES, WEIGHTS
+from tp_flower.sources.policy import INSPECTION, LABELS, MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 from tp_flower.terms.cutoffs import SealedPairs
 from tp_flower.terms.fragment_text import fragment_text, text_digest
@@ -104,13 +104,29 @@ def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None
         in_the_clear = replace(around, keys=((outer[pairs.cutoff],),))
         for read in reads(in_the_clear):
             if read.role is Role.KEY:
-                source.policy.check_told(read)
+                source.policy.check_told(read, "a cutoff that is sealed")
         for other, fragment in terms.fragments.items():
             if pairs in terms.sealed_pairs.get(other, ()):
                 key, _ = compared_keys(terms.proposal, fragment.table, around.table)
                 columns = dict(zip(pair_names(fragment, key), outer, strict=True))
                 check_pairs(source, fragment, columns)
         _check_noisy_cutoffs(site, number, f"{Role.KEY} {pairs.key}")
+
+
+def check_inspection(site: Site, source: ShardSource, fragment: Fragment) -> None:
+    """Refuse a run that tells other sites scores, which this table's are part of.
+
+    And to group rows for metrics by a key of this table whose values may not be told.
+    """
+    terms = site.terms
+    if not terms.settings.inspects:
+        return
+    source.policy.check_release(INSPECTION, is_private=False)
+    if terms.proposal.split_table != fragment.table:
+        return
+    for read in reads(replace(fragment, keys=fragment.keys[-1:])):
+        if read.role is Role.KEY:
+            source.policy.check_told(read, "metrics by group")
 
 
 def _check_noisy_cutoffs(site: Site, number: int, element: str) -> None:

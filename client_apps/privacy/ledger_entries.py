@@ -47,6 +47,7 @@ FEATURES = "features"
 LABEL_MAGNITUDE = "label-magnitude"
 UNMATCHED = "unmatched"
 RANKS = "ranks"
+INSPECTION = "inspection"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
 _SUMMED: Final = (
     plans.GRAM,
@@ -101,6 +102,9 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     plans.CATEGORIES: "not covered: the texts of categories, by which the report calls "
     "their columns, of min-count rows here each; where min-count is 1 the ends of bins "
     "too, of which the outer ones tell the smallest and the largest value",
+    INSPECTION: "not covered: of the table and each feature, how far it moves the "
+    "scores and how well the model does with its values permuted; of the groups of a "
+    "column, their values and how well it does in each",
     plans.FACTORS: "not covered: the factors of each row's key, which the server has "
     "made: it knows the key again wherever the model scores it",
 }

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
+from strategies.inference.inspection import check_inspection, inspect
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests, ask
@@ -193,6 +194,8 @@ class ModelStrategy(RoundStrategy):
             messages.insert(0, Action.DIVIDE)
         if asks_ranks(self.inventory):
             messages.insert(0, Action.RANK)
+        if self.settings.inspects:
+            messages.append(Action.INSPECT)
         exposure = exposure_of(
             joined.bound,
             joined.extracted.parts,
@@ -206,6 +209,7 @@ class ModelStrategy(RoundStrategy):
             divided=divided,
             sends_factors=manifests.factor_tables(home_folder(), self.manifest),
             scores_bins=bool(self._with_trees),
+            metrics_by=self.settings.metrics_by,
         )
         return privacy_report(
             disclosures(exposure),
@@ -286,6 +290,9 @@ class Evaluate(ModelStrategy):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query, with its label if the model predicts one."""
+        check_inspection(self.manifest, self.settings)
+        if by := self.settings.metrics_by:
+            return self.query.bind(schemas, split=(by,), setting="metrics-by")
         if self.has_label:
             return self.query.bind(schemas)
         return self.query.bind(schemas, Unlabelled(keeps=BESIDE_LABEL))
@@ -328,6 +335,10 @@ class Evaluate(ModelStrategy):
             self.outcomes |= response.compare(
                 objective.comparable(scores), target.numbers, objective.weights
             )
+        self.outcomes |= yield from inspect(
+            *(joined, self.manifest, objective, scores),
+            *(self.settings, self.inventory),
+        )
         return joined
 
     def _warn_of_perfection(self, bound: BoundQuery, target: Target) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strategies import registry
 from strategies.disclosures import NOTHING
-from strategies.report_page import overview, search
+from strategies.report_page import inspection, overview, search
 from strategies.report_page.convergence import convergence
 from strategies.report_page.costs import (
     costs,
@@ -63,6 +63,7 @@ def render(report: Mapping[str, object]) -> str:
         "Search": search.sections(record),
         "Convergence": convergence(record),
         "Time and bytes": costs(record),
+        "Importances and groups": inspection.sections(record),
         "Model": model(record),
         "Privacy": privacy(record),
         "Settings": (commands(record), *overview.settings(record)),
@@ -205,6 +206,7 @@ def result_view(content: Mapping[str, object]) -> RenderableType:
         *overview.result(report),
         overview.list_tables(report.records("tables")),
         overview.label_rows(report),
+        *inspection.sections(report),
         *(block for block in model(report) if not getattr(block, "is_folded", False)),
         privacy_totals(report.at("privacy")),
     )

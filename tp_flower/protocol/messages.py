@@ -11,6 +11,7 @@ import msgspec
 from tp_flower.errors import ErrorKind
 from tp_flower.protocol import cutoff_messages as cutoffs
 from tp_flower.protocol import inference_messages as inference
+from tp_flower.protocol import inspection_messages as inspection
 from tp_flower.protocol import rank_messages as ranks
 from tp_flower.protocol import session_messages as session
 from tp_flower.protocol import setup_messages as setup
@@ -38,6 +39,7 @@ class Action(str):
     DIVIDE: ClassVar["Action"]
     BINS: ClassVar["Action"]
     SCORE: ClassVar["Action"]
+    INSPECT: ClassVar["Action"]
     FINISH: ClassVar["Action"]
 
     def __new__(cls, name: str, request: type[Request], reply: type[Reply]) -> Self:
@@ -118,6 +120,9 @@ Action.DIVIDE = declare_action(
 Action.BINS = declare_action("train.bins", training.BinsRequest, training.BinsReply)
 Action.SCORE = declare_action(
     "query.score", inference.ScoreRequest, inference.ScoreReply
+)
+Action.INSPECT = declare_action(
+    "query.inspect", inspection.InspectRequest, inspection.InspectReply
 )
 Action.FINISH = declare_action(
     "query.finish", inference.FinishRequest, inference.FinishReply

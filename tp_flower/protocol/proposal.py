@@ -61,7 +61,8 @@ class Proposal(Body, frozen=True, kw_only=True):
         joins: in the order of their groups, ``join-0`` and so on.
         outer: the LEFT JOINed tables.
         label_table: alias of the table that has the label, or whose rows are predicted.
-        split_table: the one whose last key decides what is held out; "" for none.
+        split_table: the one whose last key decides what is held out, or groups rows
+            for metrics; "" for none.
         settings: the run config without what is the operator's own: where reports go,
             how long to wait.
     """

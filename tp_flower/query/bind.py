@@ -250,14 +250,15 @@ class Query:
         schemas: Mapping[str, Schema],
         unlabelled: Unlabelled | None = None,
         split: Sequence[str] = (),
+        setting: str = "test-split",
     ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        The columns of a ``split`` are together the last key of their table, which no
-        join uses. Without a label, the query's own label is read only if the query has
-        stars, which do not include the label's columns. A QueryError names an unknown
-        or ambiguous table or column, an expression over two tables, a table that is not
-        joined, or rows that no site has.
+        The columns of a ``split``, which a ``setting`` names, are together the last
+        key of their table, which no join uses. Without a label, the query's own label
+        is read only if the query has stars, which do not include the label's columns. A
+        QueryError names an unknown or ambiguous table or column, an expression over two
+        tables, a table that is not joined, or rows that no site has.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
@@ -302,7 +303,7 @@ class Query:
             marked = [
                 pair for pair in marked if parsing.is_number(pair[0], unlabelled.keeps)
             ]
-        split_table = _add_split(split, scope, keys)
+        split_table = _add_split(split, setting, scope, keys)
         values = _marked_values(marked, settled.outer, relations)
         label_table = _label_table(values.get(parsing.LABEL), unlabelled)
         sql = {parsing.mark_of(item): item.sql for item, _ in marked}
@@ -415,19 +416,22 @@ def _row_key(
 
 
 def _add_split(
-    columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
+    columns: Sequence[str],
+    setting: str,
+    scope: Scope,
+    keys: dict[str, list[tuple[str, ...]]],
 ) -> str:
     """Add the columns of a split to the keys of their table; return its name."""
     if not columns:
         return ""
     pieces = []
     for column in columns:
-        element = f"test-split {column}"
+        element = f"{setting} {column}"
         pieces.append(scope.local(parse_expression(column, element), element))
     table, *others = dict.fromkeys(piece.table for piece in pieces)
     if others:
         raise QueryError(
-            f"test-split names columns of the tables {', '.join((table, *others))}: "
+            f"{setting} names columns of the tables {', '.join((table, *others))}: "
             "rows are held out by the columns of one table"
         )
     keys.setdefault(table, []).append(tuple(piece.sql for piece in pieces))

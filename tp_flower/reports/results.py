@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from rich.console import Console, RenderableType
 
+from tp_flower.reports.inspection import (
+    dependence_of,
+    groups_of,
+    importances_of,
+)
 from tp_flower.reports.records import REPORT_FILE, CompletedRun, report_line
 
 if TYPE_CHECKING:
@@ -121,6 +126,41 @@ class Evaluation(Result):
         """The metrics over all joined rows, by name."""
         metrics: Mapping[str, float] = self.report["metrics"]
         return metrics
+
+    @property
+    def importances(self) -> "pd.DataFrame":
+        """The permutation importances and the shares of tables and their features.
+
+        A row each, with ``table``; ``feature``, "" for the whole table; ``site``, whose
+        rows it is about if the table is in several shards; ``share``, how far it moves
+        the score on average; and by metric how much worse it is with the values
+        permuted, a mean over the repetitions and its ``_deviation``.
+
+        Raises:
+            ModelError: it was evaluated without ``importances``.
+        """
+        return importances_of(self.report)
+
+    @property
+    def dependence(self) -> "pd.DataFrame":
+        """The partial dependence on features: the mean ``score`` at each ``value``.
+
+        A row for each point of a ``feature`` of a ``table``: the mean score of all
+        joined rows, if each had this value.
+
+        Raises:
+            ModelError: it was evaluated without ``importances``.
+        """
+        return dependence_of(self.report)
+
+    @property
+    def groups(self) -> "pd.DataFrame":
+        """The metrics of each group of the joined rows, a row each.
+
+        Raises:
+            ModelError: it was evaluated without ``metrics_by``.
+        """
+        return groups_of(self.report)
 
 
 def _shorten(line: str) -> str:

@@ -41,11 +41,15 @@ _RESUMED: Final = Readers(
 _PREDICT_ALONE: Final = Readers(
     modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
 )
+_EVALUATE_ALONE: Final = Readers(
+    modes=(EVALUATE,), refusal=f"is for mode {EVALUATE!r} only, not {{mode!r}}"
+)
 _WITH_A_MODEL: Final = Readers(
     modes=(PREDICT, EVALUATE),
     refusal="{value!r} is for modes 'predict' and 'evaluate' only, not {mode!r}",
 )
 MOST_TIMES: Final = 100
+MOST_REPEATS: Final = 100
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
@@ -53,6 +57,12 @@ def _row_key(text: str) -> str:
     for column in items_of(text):
         if not _COLUMN.fullmatch(column):
             raise ValueError(f'{column!r} is not a column such as "f.flight", "flight"')
+    return text
+
+
+def _column(text: str) -> str:
+    if text and not _COLUMN.fullmatch(text):
+        raise ValueError(f'{text!r} is not a column such as "c.region"')
     return text
 
 
@@ -115,6 +125,21 @@ class RunSettings:
         Form("times, comma separated", _SURVIVAL_TIMES),
         _PREDICT_ALONE,
         is_operational=True,
+    )
+    importances: int = setting(
+        0,
+        '"evaluate": how often the values of each feature, and of each table, are '
+        "permuted, to see how much worse the model predicts; 0 = not at all. With it "
+        "come their shares in the scores.",
+        Range(0, MOST_REPEATS, includes_high=True),
+        _EVALUATE_ALONE,
+    )
+    metrics_by: str = setting(
+        "",
+        '"evaluate": a column of any table, "c.region", by whose values rows are '
+        "grouped for metrics of each group.",
+        Form("a column", _column),
+        _EVALUATE_ALONE,
     )
     seed: int = setting(0, "Seed of everything random.", Range(0, 2**63))
     device: str = setting(

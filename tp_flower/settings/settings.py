@@ -228,6 +228,11 @@ class Settings(
         )
 
     @property
+    def inspects(self) -> bool:
+        """Whether sites are told scores and labels, to inspect a model by."""
+        return bool(self.importances or self.metrics_by)
+
+    @property
     def fits_key_numbers(self) -> bool:
         """Whether keys of tables may get effects or factors."""
         return self.fits_effects or self.fits_factors
@@ -417,6 +422,8 @@ def _conflicts_of_splits(values: Settings) -> Iterator[str]:
         yield from _conflicts_of_keys(values, "factors")
     if values.most_bins and not values.asks_bins:
         yield from _conflicts_of_bins(values)
+    if values.inspects:
+        yield from _conflicts_of_inspection(values)
     if values.patience and not values.validation_share:
         yield (
             f"patience: {values.patience} epochs without a lower validation loss need "
@@ -452,6 +459,17 @@ def _conflicts_of_bins(values: Settings) -> Iterator[str]:
         yield (
             f"bins: {values.bins} needs rows that judge the trees: leave "
             'validation-fraction "auto", or above 0'
+        )
+
+
+def _conflicts_of_inspection(values: Settings) -> Iterator[str]:
+    """Refuse importances, or metrics of groups, beside any epsilon."""
+    named = {"importances": values.importances, "metrics-by": values.metrics_by}
+    name, value = next(item for item in named.items() if item[1])
+    for kind in values.privacy.covered(*COVERED):
+        yield (
+            f"{name}: {value!r} does not go with privacy.{kind}: what sites work out "
+            "for it has no noise; leave it out"
         )
 
 

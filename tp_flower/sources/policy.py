@@ -30,6 +30,9 @@ covariance   never, clear (for standard errors, sums as of moments, in which the
              chooses how much each joined row weighs); never by default
 categories   never, clear (beside coefficients, the texts of categories that have
              ``min_count`` rows, and the ends of bins where that is 1); never by default
+inspection   never, clear (to evaluate, scores and labels of the joined rows, to the
+             sites of all their tables, which reply how much features and groups of rows
+             matter to them); never by default
 cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
              LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
              default
@@ -83,6 +86,7 @@ FACTORS = "factors"
 COVARIANCE = "covariance"
 CATEGORIES = "categories"
 CUTOFFS = "cutoffs"
+INSPECTION = "inspection"
 SECOND_MOMENTS = "moments"
 REGRESSIONS = "regressions"
 BINS = "bins"
@@ -100,6 +104,7 @@ LEVELS: Final = {
     COVARIANCE: (NEVER, CLEAR),
     CATEGORIES: (NEVER, CLEAR),
     CUTOFFS: (NEVER, PARTNER),
+    INSPECTION: (NEVER, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
 REGIONS: Final = "regions"
@@ -152,6 +157,7 @@ class Releases:
     covariance: str = CLEAR
     categories: str = CLEAR
     cutoffs: str = NEVER
+    inspection: str = CLEAR
     bins: Annotated[int, BIN_COUNTS] | None = None
 
     @property
@@ -311,12 +317,12 @@ class Policy:
         if refusals:
             raise PolicyError(join_problems(refusals))
 
-    def check_told(self, read: Read) -> None:
+    def check_told(self, read: Read, purpose: str) -> None:
         """Raise PolicyError for a join key that leaves as it is, and not as a hash."""
         if has_name(self.join_only, read.column):
             raise _refusal(
                 "join-only",
-                f"a cutoff that is sealed reads column {read.column!r}",
+                f"{purpose} reads column {read.column!r}",
                 "it leaves as a keyed hash, and only so",
             )
 
@@ -584,6 +590,7 @@ UNBUDGETED: Final = Releases(
     bins=0,
     covariance=NEVER,
     categories=NEVER,
+    inspection=NEVER,
 )
 BUDGETED: Final = Releases(
     labels=PRIVATE,
@@ -596,6 +603,7 @@ BUDGETED: Final = Releases(
     factors=NEVER,
     covariance=NEVER,
     categories=NEVER,
+    inspection=NEVER,
     bins=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
@@ -614,6 +622,7 @@ MISSING: Final = Policy(
         bins=0,
         covariance=NEVER,
         categories=NEVER,
+        inspection=NEVER,
     ),
     sees_regions=False,
 )

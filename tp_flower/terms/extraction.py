@@ -55,7 +55,7 @@ def _extract_part(
         fields["local_label"] = local_label(settings)
     if part.table == proposal.label_table and settings.mode == PREDICT:
         fields["row_key"] = row_key(settings)
-    if part.table == proposal.split_table:
+    if part.table == proposal.split_table and not settings.metrics_by:
         fields["split"] = split_terms(settings, len(proposal.shards_of(part.table)))
     return ExtractPart(
         shard=part.shard, fragment=part.fragment, groups=False, key_groups=[], **fields

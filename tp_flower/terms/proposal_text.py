@@ -340,6 +340,11 @@ def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
     is_used = settings.mode in (PREDICT, EVALUATE)
     if not is_used and (more := settings.rules.tells(settings)):
         yield more
+    if settings.importances and fragment.features:
+        yield (
+            "how far it and each of its features move the scores, and how well the "
+            "model does with their values permuted"
+        )
     if settings.most_bins and fragment.features:
         yield (
             f"in which of up to {settings.most_bins} bins each column of each row "
@@ -350,6 +355,11 @@ def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
 def _told_sites(settings: Settings, tables: int) -> str:
     """Return what the sites of other tables learn from a table; "" for nothing."""
     is_used = settings.mode in (PREDICT, EVALUATE)
+    if settings.inspects:
+        return (
+            "the label and the score of the joined rows, by way of the server; from "
+            "these the sum of the other tables' scores follows"
+        )
     method = settings.method
     is_trained_at_sites = method.joins and not method.solvers
     if is_used or not is_trained_at_sites or tables == 1:

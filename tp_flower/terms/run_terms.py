@@ -120,6 +120,7 @@ class RunTerms:
                 (Action.SCORE, Action.DIVIDE),
                 settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
             ),
+            Action.INSPECT: settings.mode == EVALUATE and settings.inspects,
             Action.BINS: is_training and settings.asks_bins,
         }
         if action in begun:

@@ -165,6 +165,7 @@ def test_every_message_is_of_a_method_or_a_prediction():
         Action.BINS,
         Action.SCORE,
         Action.DIVIDE,
+        Action.INSPECT,
         # where a LATERAL sub-query looks back from another site's rows
         Action.CUTOFFS,
         # where policies let a table be divided

@@ -43,6 +43,7 @@ DERIVED = {
     "asks_bins": ("bins",),
     "most_bins": ("bins",),
     "bins_of": ("bins",),
+    "inspects": ("importances", "metrics_by"),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {

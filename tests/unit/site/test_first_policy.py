@@ -105,6 +105,7 @@ def check_rule(rule, difference):
         strict = {"models": "sealed", "scores": "masked", "regions": 0, "bins": 0}
         strict |= {"moments": "never", "factors": "never", "covariance": "never"}
         strict |= {"categories": "never", "regressions": "never"}
+        strict |= {"inspection": "never"}
         assert difference == {key: Releases(**{**strict, **value})}
     elif key == "scores-per-rank":
         assert difference == {"scores_per_rank": "any"}

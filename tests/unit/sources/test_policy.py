@@ -78,6 +78,7 @@ def test_a_policy_with_every_key(tmp_path):
             factors="never",
             covariance="never",
             categories="never",
+            inspection="never",
             cutoffs="partner",
             bins=16,
         ),
@@ -127,6 +128,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
             factors="never",
             covariance="never",
             categories="never",
+            inspection="never",
             bins=0,
         ),
     )
@@ -195,6 +197,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     levels = ("private", "never", "never")
     rest = {"moments": "private", "regions": 0, "factors": "never", "bins": 8}
     rest |= {"covariance": "never", "categories": "never", "regressions": "never"}
+    rest |= {"inspection": "never"}
     assert first.policy.releases == Releases(*levels, "never", **rest)
     assert second.policy.releases == Releases(*levels, "clear", **rest)
     assert third.policy == fourth.policy == Policy()
