@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import STRATEGIES, Explain, Personalised, TablePuppetADMM
+from strategies.inference.predict import Evaluate
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.search.run import Search
@@ -30,6 +31,7 @@ from tests.support.peers.hostile import (
     WITH_BINS,
     WITH_COVER,
     WITH_CUTOFFS,
+    WITH_INSPECTION,
     WITH_REGIONS,
     HostileGrid,
     Kept,
@@ -92,6 +94,8 @@ def _policies(counts: dict) -> dict[str, str] | None:
         return OF_MOMENTS
     if TRAIN_INFORMATION in counts:
         return OF_COVARIANCE
+    if Action.INSPECT in counts:
+        return WITH_INSPECTION
     if Action.BINS in counts:
         return WITH_BINS
     if {TRAIN_REGIONS, Action.DIVIDE} & counts.keys():
@@ -119,7 +123,8 @@ class FuzzingGrid(HostileGrid):
         action = message.metadata.message_type
         node = message.metadata.dst_node_id
         # the shop is asked first; the others have parts of a sharded table
-        of_shop = (Action.SEAL, Action.CUTOFFS, Action.DIVIDE, TRAIN_SOLVE)
+        of_shop = (Action.SEAL, Action.CUTOFFS, Action.DIVIDE, Action.INSPECT)
+        of_shop = (*of_shop, TRAIN_SOLVE)
         if node != SHOP or action in of_shop:
             self.fuzz(message, self._counts.pop(action, 0))
         return InProcessGrid._deliver(self, message)
@@ -305,6 +310,15 @@ def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     strategy = predicting(manifest, unlabelled(SQL), row_key="price")
     fuzz(place, strategy, COUNTS["predicting"])
+
+
+def test_malformed_messages_about_an_inspection_are_refused(place):
+    grid = HostileGrid(place, policies=WITH_INSPECTION)
+    manifest = make_manifest(train(grid, num_epochs=1))
+    how = {"mode": "evaluate", "importances": 1, "metrics_by": "o.day"}
+    strategy = Evaluate(Query.from_sql(SQL), manifest, **how)
+    fuzz(place, strategy, COUNTS["inspecting"])
+    assert strategy.outcomes["importances"]["items"]
 
 
 def test_every_action_gets_its_share():

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from scripts.render_pages import AUDIT
 from strategies import Explain, Personalised
+from strategies.inference.predict import Evaluate
 from strategies.search.run import Search
+from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
@@ -53,6 +55,7 @@ from tp_flower.methods.personalised.messages import (
 )
 from tp_flower.methods.sgd.messages import TRAIN_SGD, TRAIN_STEP
 from tp_flower.protocol.messages import ACTIONS, Action
+from tp_flower.query import Query
 
 __all__ = ["quick"]
 AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
@@ -102,6 +105,7 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "search": (("default",), (Action.NEXT,)),
     "predict": (BOTH, (Action.SCORE,)),
     "explain": (("ranked",), (Action.RANK,)),
+    "inspect": (("default",), (Action.INSPECT,)),
 }
 """By run, the policies that it is run under, and the messages that are attacked in it.
 """
@@ -121,6 +125,8 @@ def run(name: str):
     """Return how a run is run on a grid; it returns the strategy that trained."""
     if name == "predict":
         return trained_and_scored
+    if name == "inspect":
+        return trained_and_inspected
     if name == "personalised":
         return partial(
             federated.train,
@@ -146,6 +152,13 @@ def run(name: str):
 def trained_and_scored(grid):
     trained = federated.train(grid, SQL, "cg", num_epochs=1)
     predicting(trained, unlabelled(SQL), row_key="price").start(grid)
+    return trained
+
+
+def trained_and_inspected(grid):
+    trained = federated.train(grid, SQL, "cg", num_epochs=1)
+    how = {"mode": "evaluate", "importances": 2, "metrics_by": "o.day"}
+    Evaluate(Query.from_sql(SQL), make_manifest(trained), **how).start(grid)
     return trained
 
 

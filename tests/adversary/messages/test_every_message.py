@@ -218,6 +218,7 @@ OF_REGIONS = dict.fromkeys(
 ELSEWHERE = {
     **OF_REGIONS,
     Action.SCORE: "tests/adversary/test_predict_hostile.py",
+    Action.INSPECT: "tests/runs/inference/test_inspection.py",
     Action.CUTOFFS: "tests/adversary/messages/test_sealed_cutoffs.py",
     Action.SESSION: "tests/faults/test_sessions.py",
 }

@@ -65,6 +65,10 @@ OF_COVARIANCE = {
 """Policies for what standard errors are made of."""
 WITH_BINS = {"orders": POLICIES["orders"].replace("{ stat", "{ bins = 4, stat")}
 """Policies that let bin numbers leave."""
+WITH_INSPECTION = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ inspection = "clear", stat')
+}
+"""Policies that let a saved model be inspected."""
 WITH_REGIONS = {
     table: rules.replace("{ stat", "{ regions = 4, stat") + "\nsees-regions = true"
     for table, rules in POLICIES.items()
