@@ -57,7 +57,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
         *("weights", "offsets", "times"),
         *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS, plan.WEIGHTED_MOMENTS),
-        *(plan.CATEGORIES, "site-moments", "moment-metrics"),
+        *(plan.CATEGORIES, "site-moments", "moment-metrics", "inspection"),
     ),
     MODELS: (
         *(plan.GRAM, plan.MOMENTS, plan.PARAMETERS, plan.MODEL, plan.GRADIENTS),

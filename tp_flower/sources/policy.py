@@ -157,7 +157,7 @@ class Releases:
     covariance: str = CLEAR
     categories: str = CLEAR
     cutoffs: str = NEVER
-    inspection: str = CLEAR
+    inspection: str = NEVER
     bins: Annotated[int, BIN_COUNTS] | None = None
 
     @property
@@ -176,9 +176,9 @@ class Releases:
 class Policy:
     """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    The default allows everything but rows and cutoffs. Columns are compared without
-    case. A list that is None sets no rule. Of a policy in a tables file, ``STRICT`` has
-    the rules that it does not mention.
+    The default allows all but rows, cutoffs and inspections. Columns are compared
+    without case. A list that is None sets no rule. Of a policy in a tables file,
+    ``STRICT`` has the rules that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
@@ -239,7 +239,7 @@ class Policy:
 
     @property
     def is_open(self) -> bool:
-        """Whether its owner consents to everything but rows and cutoffs."""
+        """Whether its owner consents to all but rows, cutoffs and inspections."""
         return self == Policy()
 
     @property
@@ -557,9 +557,10 @@ class Policy:
 
 
 ANY: Final = "any"  # as partners: all sites whose keys are pinned
-OPEN: Final = "open"  # a policy that allows everything but rows and cutoffs
+OPEN: Final = "open"  # all but rows, cutoffs and inspections
 SIMULATED: Final = Policy(
-    releases=Releases(rows=CLEAR, cutoffs=PARTNER), coefficients=True
+    releases=Releases(rows=CLEAR, cutoffs=PARTNER, inspection=CLEAR),
+    coefficients=True,
 )
 """The policy of tables that whoever runs the server has, too."""
 STRICT: Final[Mapping[str, object]] = {
@@ -590,7 +591,6 @@ UNBUDGETED: Final = Releases(
     bins=0,
     covariance=NEVER,
     categories=NEVER,
-    inspection=NEVER,
 )
 BUDGETED: Final = Releases(
     labels=PRIVATE,
@@ -603,7 +603,6 @@ BUDGETED: Final = Releases(
     factors=NEVER,
     covariance=NEVER,
     categories=NEVER,
-    inspection=NEVER,
     bins=0,
 )
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
@@ -622,7 +621,6 @@ MISSING: Final = Policy(
         bins=0,
         covariance=NEVER,
         categories=NEVER,
-        inspection=NEVER,
     ),
     sees_regions=False,
 )

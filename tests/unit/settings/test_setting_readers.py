@@ -47,9 +47,10 @@ DERIVED = {
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
-    "boost": {"l2"},
-    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"},
-    "coreset-kmeans": {"test_split", "effects", "factors", "bins"},
+    "boost": {"l2", "tolerance"},
+    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"}
+    | {"tolerance"},
+    "coreset-kmeans": {"test_split", "effects", "factors", "bins", "tolerance"},
     "personalised": {"test_split", "sample", "row_weight"},
     "moments": {"coreset_size", "row_weight", "effects", "factors", "bins"},
 }
@@ -153,7 +154,8 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
             value = 0.5
         config = {"strategy": strategy, item.key: value}
         if item.readers.refusal:
-            with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
+            reader = "'train'" if item.readers.modes else strategy
+            with pytest.raises(SettingsError, match=rf"{item.key}: .*{reader}"):
                 Settings.from_run_config(config)
         elif not (item.key == "batch-size" and strategy == "gd"):
             Settings.from_run_config(config)

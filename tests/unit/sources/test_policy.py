@@ -179,9 +179,9 @@ def test_an_open_policy_allows_everything(tmp_path):
     assert source.policy == Policy()
     assert source.min_count == 4
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
-    # but for rows themselves
-    most = {**dict.fromkeys(LEVELS, "clear"), "rows": "never", "cutoffs": "never"}
-    assert levels == most
+    # but for rows themselves, and what tells other sites of them
+    never = dict.fromkeys(("rows", "cutoffs", "inspection"), "never")
+    assert levels == dict.fromkeys(LEVELS, "clear") | never
     # and bins where a run asks for them
     source.policy.check_bins(255)
     assert source.policy.releases.named_bins == 0
