@@ -6,6 +6,7 @@ malformed message is refused before it is understood (``message_values`` makes t
 """
 
 import copy
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.protocol.fields import PARTS, Body, layout_of
 from tp_flower.protocol.messages import Action, action_named
 from tp_flower.protocol.packet import Packet, pack, pack_bits, unpack, unpack_bits
+from tp_flower.sources.policy import SIMULATED
+from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Path_ = tuple[str | int, ...]
 Change = Callable[[Packet], Packet]
@@ -156,7 +159,8 @@ def _copied(packet: Packet) -> Packet:
 class Federation:
     """Sites whose files are copied for every run, so that their rows have one order.
 
-    With ``policies`` they pin each other's keys.
+    With ``policies`` they pin each other's keys; without, they are simulated, and show
+    all but coefficients, whose names are categories of the rows that a run has drawn.
     """
 
     def __init__(
@@ -179,7 +183,8 @@ class Federation:
         self._runs += 1
         place = self.folder / f"run-{self._runs}"
         shutil.copytree(self._template, place)
-        grid = LyingGrid(self._sites(place), lies or {}, tried)
+        sites = self._sites(place)
+        grid = LyingGrid(sites, lies or {}, tried)
         states = {
             node: place / "state" / str(n) for n, node in enumerate(grid.contexts)
         }
@@ -195,13 +200,19 @@ class Federation:
                 record.error = str(error)
             finally:
                 grid.close()
+                for tables in sites.values():
+                    release(str(tables))
         self._keep_orders(states)
         shutil.rmtree(place)
         return record
 
     def _sites(self, place: Path) -> dict[str, Any]:
         if self.policies is None:
-            return dict(self.tables)
+            hidden = dataclasses.replace(SIMULATED, coefficients=False)
+            return {
+                site: MEMORY_PREFIX + register_frames(frames, site, hidden)
+                for site, frames in self.tables.items()
+            }
         return {site: place / site / "tables.toml" for site in self.tables}
 
     def _pin(self, grid: LocalGrid, states: Mapping[int, Path]) -> None:
