@@ -22,6 +22,7 @@ from tp_flower import node_config
 from tp_flower.protocol.codec import read_envelope
 from tp_flower.protocol.messages import NO_RUN, RequestEnvelope
 from tp_flower.protocol.packet import unpack
+from tp_flower.sources.policy import WATCHED
 from tp_flower.sources.shards import MEMORY_PREFIX, Frames, register_frames, release
 
 Tables: TypeAlias = "Frames | str | Path"
@@ -39,7 +40,7 @@ class InProcessGrid(Grid):
     organisations of the run config's ``tables`` are divided. ``run_config`` is
     ``context.run_config`` at the sites. ``observe`` is called with every message and
     reply after serialisation, for audits. ``state`` is a folder that holds one for each
-    site's state; None keeps the states in memory.
+    site's state; None keeps the states in memory. Data frames show no coefficients.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -170,7 +171,7 @@ class InProcessGrid(Grid):
             if isinstance(tables, str | Path):
                 config[node_config.TABLES] = str(tables)
             elif tables is not None:
-                self._tokens.append(register_frames(tables, site=name))
+                self._tokens.append(register_frames(tables, name, WATCHED))
                 config[node_config.TABLES] = MEMORY_PREFIX + self._tokens[-1]
             configs.append(config)
         return configs

@@ -53,7 +53,7 @@ The rules bound what is asked, not what two allowed answers tell together: noise
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Annotated, Final, Literal
 
@@ -563,6 +563,8 @@ SIMULATED: Final = Policy(
     coefficients=True,
 )
 """The policy of tables that whoever runs the server has, too."""
+WATCHED: Final = replace(SIMULATED, coefficients=False)
+"""That of data frames whose messages are watched: they tell what training needs."""
 STRICT: Final[Mapping[str, object]] = {
     "columns": (),
     "labels": (),

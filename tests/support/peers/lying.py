@@ -6,7 +6,6 @@ malformed message is refused before it is understood (``message_values`` makes t
 """
 
 import copy
-import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,6 @@ from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.protocol.fields import PARTS, Body, layout_of
 from tp_flower.protocol.messages import Action, action_named
 from tp_flower.protocol.packet import Packet, pack, pack_bits, unpack, unpack_bits
-from tp_flower.sources.policy import SIMULATED
-from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 
 Path_ = tuple[str | int, ...]
 Change = Callable[[Packet], Packet]
@@ -159,8 +156,7 @@ def _copied(packet: Packet) -> Packet:
 class Federation:
     """Sites whose files are copied for every run, so that their rows have one order.
 
-    With ``policies`` they pin each other's keys; without, they are simulated, and show
-    all but coefficients, whose names are categories of the rows that a run has drawn.
+    With ``policies`` they pin each other's keys.
     """
 
     def __init__(
@@ -183,8 +179,7 @@ class Federation:
         self._runs += 1
         place = self.folder / f"run-{self._runs}"
         shutil.copytree(self._template, place)
-        sites = self._sites(place)
-        grid = LyingGrid(sites, lies or {}, tried)
+        grid = LyingGrid(self._sites(place), lies or {}, tried)
         states = {
             node: place / "state" / str(n) for n, node in enumerate(grid.contexts)
         }
@@ -200,19 +195,13 @@ class Federation:
                 record.error = str(error)
             finally:
                 grid.close()
-                for tables in sites.values():
-                    release(str(tables))
         self._keep_orders(states)
         shutil.rmtree(place)
         return record
 
     def _sites(self, place: Path) -> dict[str, Any]:
         if self.policies is None:
-            hidden = dataclasses.replace(SIMULATED, coefficients=False)
-            return {
-                site: MEMORY_PREFIX + register_frames(frames, site, hidden)
-                for site, frames in self.tables.items()
-            }
+            return dict(self.tables)
         return {site: place / site / "tables.toml" for site in self.tables}
 
     def _pin(self, grid: LocalGrid, states: Mapping[int, Path]) -> None:
