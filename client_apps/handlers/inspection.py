@@ -245,10 +245,12 @@ def _groups(
     codes, names = _group_codes(site, number, behind)
     fewest = max(policy.min_cell, site.source(number).min_count)
     cells = count_cells(codes, len(names), behind, objective)
-    shown, told = shown_groups(cells, names, fewest, MOST_GROUPS)
-    metrics = metrics_by_group(objective, body.scores, shown[codes], len(told))
+    place_of_group, group_names = shown_groups(cells, names, fewest, MOST_GROUPS)
+    metrics = metrics_by_group(
+        objective, body.scores, place_of_group[codes], len(group_names)
+    )
     counts = metrics.pop(ROWS, np.zeros(0))
-    return told, {ROWS: counts, **_all_rounded(metrics)}
+    return group_names, {ROWS: counts, **_all_rounded(metrics)}
 
 
 def _group_codes(

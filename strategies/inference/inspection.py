@@ -115,7 +115,7 @@ def inspect(
     if not settings.inspects:
         return {}
     shards = list(_shards(joined, manifest, settings))
-    labels, told = _told(joined, objective, scores)
+    labels, scores_told = _told(joined, objective, scores)
     model_part_of = model_parts(manifest, joined.extracted.all_parts, inventory)
     bodies = {}
     for shard in shards:
@@ -125,7 +125,7 @@ def inspect(
             model_part=model_part.number if shard.is_permuted else None,
             digest=model_part.digest if shard.is_permuted else None,
             positions=shard.positions.astype(np.int32),
-            scores=told[shard.rows],
+            scores=scores_told[shard.rows],
             labels=labels[shard.rows],
             weights=None if weights is None else weights[shard.rows],
         )
@@ -183,9 +183,13 @@ def _shards(
                     positions[by_row], (span.start, span.stop)
                 )
                 rows = by_row[first:last]
-            own = np.where(positions[rows] < 0, -1, positions[rows] - span.start)
+            part_positions = np.where(
+                positions[rows] < 0, -1, positions[rows] - span.start
+            )
             count += 1
-            yield _InspectedShard(part, rows, own, site, is_permuted, is_grouped)
+            yield _InspectedShard(
+                part, rows, part_positions, site, is_permuted, is_grouped
+            )
     if not count:
         raise SettingsError("importances: no table of the model has features")
 
@@ -282,8 +286,8 @@ def _groups(
 ) -> Iterator[dict[str, object]]:
     """Yield the entries of the groups in one shard."""
     body = replies.body(shard.part, InspectedPart)
-    known = (*metrics, *OF_GROUPS)
-    values = _known(shard.part, body.group_metrics, known, (len(body.groups),))
+    names = (*metrics, *OF_GROUPS)
+    values = _known(shard.part, body.group_metrics, names, (len(body.groups),))
     for number, group in enumerate(body.groups):
         numbers = {name: float(of[number]) for name, of in values.items()}
         yield {"group": group, "site": shard.site, **numbers}

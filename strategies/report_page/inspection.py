@@ -34,8 +34,8 @@ _HEADS: Final = {
 
 def sections(report: Record) -> Blocks:
     """Yield importances and shares of tables and features, and metrics by group."""
-    found = report.at(IMPORTANCES)
-    items = found.records("items")
+    importances = report.at(IMPORTANCES)
+    items = importances.records("items")
     titles = blocks.table_titles(report, {item.text("table"): 0 for item in items})
     has = {name for item in items for name in item.at("falls").content}
     has -= {"accuracy"}  # few rows change their class
@@ -156,8 +156,8 @@ def _name(titles: Mapping[str, str], item: Record) -> str:
 
 def _groups(report: Record) -> blocks.Table:
     """Return the metrics of the groups of rows, and of all rows."""
-    found = report.at(GROUPS)
-    groups = found.records("items")
+    entries = report.at(GROUPS)
+    groups = entries.records("items")
     names = [
         name
         for name in (*convergence.METRIC_NAMES, *_HEADS)
@@ -169,7 +169,7 @@ def _groups(report: Record) -> blocks.Table:
         # the bias is the difference of two columns
         names.remove("bias")
     columns = [
-        blocks.text_column(found.text("by"), "group"),
+        blocks.text_column(entries.text("by"), "group"),
         blocks.count_column("rows", "rows"),
     ]
     if any(group.text("site") for group in groups):
@@ -179,7 +179,7 @@ def _groups(report: Record) -> blocks.Table:
         head = _HEADS.get(name) or convergence.metric_name(name, report)
         columns.append(blocks.Column(head, partial(_cell, name, show)))
     note = f"{NOTES['groups']} {NOTES['group-shares']}" if "actual" in names else ""
-    title = f"Metrics by {found.text('by')}"
+    title = f"Metrics by {entries.text('by')}"
     return blocks.tabulate(title, groups, columns, note or NOTES["groups"])
 
 

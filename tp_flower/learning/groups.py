@@ -50,8 +50,8 @@ def count_cells(
     rows = behind.expand(np.arange(behind.rows))
     rows = np.where(behind.is_absent, -1 - np.arange(len(codes)), rows)
     _, first = np.unique(rows, return_index=True)
-    own = np.bincount(codes[first], minlength=groups)
-    return np.column_stack([joined, own])
+    of_table = np.bincount(codes[first], minlength=groups)
+    return np.column_stack([joined, of_table])
 
 
 def shown_groups(
@@ -74,17 +74,17 @@ def shown_groups(
     (array([0, 1, 1]), ['a', '(other)'])
     """
     order = np.argsort(-cells.sum(axis=1), kind="stable").tolist()
-    shown = [group for group in order if cells[group].min() >= fewest][:most]
-    pooled = [group for group in order if group not in shown and cells[group].any()]
-    while pooled and shown and cells[pooled].sum(axis=0).min() < fewest:
-        pooled.append(shown.pop())
+    large = [group for group in order if cells[group].min() >= fewest][:most]
+    pooled = [group for group in order if group not in large and cells[group].any()]
+    while pooled and large and cells[pooled].sum(axis=0).min() < fewest:
+        pooled.append(large.pop())
     positions = np.full(len(names), -1, np.int64)
-    positions[shown] = np.arange(len(shown))
-    told = [names[group] for group in shown]
+    positions[large] = np.arange(len(large))
+    large_names = [names[group] for group in large]
     if pooled and cells[pooled].sum(axis=0).min() >= fewest:
-        positions[pooled] = len(shown)
-        told.append(OTHERS)
-    return positions, told
+        positions[pooled] = len(large)
+        large_names.append(OTHERS)
+    return positions, large_names
 
 
 def metrics_by_group(
@@ -106,8 +106,8 @@ def metrics_by_group(
     values: dict[str, FloatArray] = {}
     for group in range(groups):
         rows = np.flatnonzero(codes == group)
-        own = objective.select(rows)
-        for name, value in _metrics(own, scores[rows]):
+        of_group = objective.select(rows)
+        for name, value in _metrics(of_group, scores[rows]):
             metric = values.setdefault(name, np.full(groups, np.nan))
             if np.isfinite(value):
                 metric[group] = value

@@ -120,10 +120,10 @@ class InspectedTable:
         columns = self.columns[feature]
         counts = self.behind.multiplicity
         total = len(self.behind.is_absent)
-        own = self.parts[feature]
+        part_of_rows = self.parts[feature]
         part = self.model.part(encoded, columns)
-        if own is not None and part is not None:
-            changes: FloatArray = (counts.sum() * part - counts @ own) / total
+        if part_of_rows is not None and part is not None:
+            changes: FloatArray = (counts.sum() * part - counts @ part_of_rows) / total
             return changes
         changes = np.zeros((len(encoded), self.added.shape[1]))
         rows = np.arange(len(self.added))
@@ -136,7 +136,9 @@ class InspectedTable:
     @cached_property
     def parts(self) -> tuple[FloatArray | None, ...]:
         """What each feature adds to the scores, (n, d_c); None where that is no sum."""
-        return tuple(self.model.part(self.features, own) for own in self.columns)
+        return tuple(
+            self.model.part(self.features, columns) for columns in self.columns
+        )
 
     @cached_property
     def _model_scores(self) -> FloatArray:

@@ -62,10 +62,10 @@ def dependence_of(report: Mapping[str, Any]) -> "pd.DataFrame":
 
 def _items(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tables and features that were inspected."""
-    found = report.get(IMPORTANCES)
-    if not found:
+    entry = report.get(IMPORTANCES)
+    if not entry:
         raise ModelError("nothing was permuted: evaluate with importances = 5, say")
-    items: list[Mapping[str, Any]] = found["items"]
+    items: list[Mapping[str, Any]] = entry["items"]
     return items
 
 
@@ -77,7 +77,7 @@ def groups_of(report: Mapping[str, Any]) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    found = report.get(GROUPS)
-    if not found:
+    entry = report.get(GROUPS)
+    if not entry:
         raise ModelError('there are no groups: evaluate with metrics-by = "c.region"')
-    return pd.DataFrame(found["items"])
+    return pd.DataFrame(entry["items"])

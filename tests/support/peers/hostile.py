@@ -66,7 +66,8 @@ OF_COVARIANCE = {
 WITH_BINS = {"orders": POLICIES["orders"].replace("{ stat", "{ bins = 4, stat")}
 """Policies that let bin numbers leave."""
 WITH_INSPECTION = {
-    "orders": POLICIES["orders"].replace("{ stat", '{ inspection = "clear", stat')
+    "orders": POLICIES["orders"].replace("{ stat", '{ inspection = "clear", stat'),
+    "customers": 'releases = { inspection = "clear" }',
 }
 """Policies that let a saved model be inspected."""
 WITH_REGIONS = {
