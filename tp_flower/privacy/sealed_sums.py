@@ -144,7 +144,8 @@ class ShardUnion:
             return np.append(numbers, 1.0)
         fixed = fixed_words(numbers.ravel() / unit, len(self.shards), self.table)
         count = len(fixed) + 1
-        place = self.shards.index(self.shard)
+        # one without training rows is in no sum: its own words alone hide its share
+        place = self.shards.index(self.shard) if self.shard in self.shards else 0
         words = self._words(f"{name} {self.shard}", count)
         before = np.zeros_like(words)
         if place:
