@@ -86,10 +86,9 @@ def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> 
     Fewer than min-count rows add nothing to it.
     """
     raw = _raw_columns(fragment)
-    owners = [item.name for item in part.encoder.encodings for _ in item.feature_names]
     reading: dict[str, list[int]] = {}
-    for position, feature in enumerate(owners):
-        for column in raw[feature]:
+    for position, encoding in enumerate(part.encoder.owners):
+        for column in raw[encoding.name]:
             reading.setdefault(column, []).append(position)
     return effective_rank(
         part.features,

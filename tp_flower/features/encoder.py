@@ -65,7 +65,7 @@ class TableEncoder:
 
     def feature_of(self, column: int) -> str:
         """Return the name of the feature that an encoded column is of."""
-        return self._owners[column].name
+        return self.owners[column].name
 
     @property
     def stored(self) -> int:
@@ -88,12 +88,12 @@ class TableEncoder:
         """The encoded columns that are codes of categories."""
         return tuple(
             column
-            for column, item in enumerate(self._owners)
+            for column, item in enumerate(self.owners)
             if isinstance(item, CodeEncoding)
         )
 
     @property
-    def _owners(self) -> tuple[FeatureEncoding, ...]:
+    def owners(self) -> tuple[FeatureEncoding, ...]:
         """The encoding that each encoded column is of, d in all."""
         return tuple(item for item in self.encodings for _ in item.feature_names)
 

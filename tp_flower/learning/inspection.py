@@ -55,11 +55,8 @@ def columns_by_feature(
     encoder: TableEncoder, features: Sequence[str]
 ) -> tuple[IntArray, ...]:
     """Return the encoded columns of each feature; none of one that was dropped."""
-    owners = [item.name for item in encoder.encodings for _ in item.feature_names]
-    return tuple(
-        np.array([c for c, owner in enumerate(owners) if owner == name], np.int64)
-        for name in features
-    )
+    owners = np.array([encoding.name for encoding in encoder.owners], object)
+    return tuple(np.flatnonzero(owners == name) for name in features)
 
 
 @dataclass(frozen=True, eq=False)
