@@ -319,8 +319,8 @@ class TrainingProblem(PreparedRun):
     The mappings cover the tables' rows that take part; the test mapping is None if no
     row is held out. The ``objective`` is that of the N training rows, ``held_out`` that
     of the N' held-out ones, of which ``validates``, (N',), marks those that do not
-    test. The scores of the untrained models are (n_i, d_c). ``tolerance`` is the
-    setting: 0 where the method chooses.
+    test. The scores of the untrained models are (n_i, d_c). ``tolerance`` is what
+    is set: 0 where the method chooses.
     """
 
     tables: Mapping[str, TrainedTable]

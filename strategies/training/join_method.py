@@ -492,7 +492,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             score_unit=preparation.score_unit,
             fixed_point=fixed_point,
             l2=settings.l2,
-            tolerance=settings.tolerance,
+            tolerance=settings.asked_tolerance,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
             fan_out={

@@ -164,6 +164,11 @@ class Settings(
         return 0.0
 
     @property
+    def asked_tolerance(self) -> float:
+        """The tolerance that is set, of a method that has one; else 0."""
+        return self.tolerance if "tolerance" in self.rules.reads else 0.0
+
+    @property
     def effect_tables(self) -> tuple[str, ...]:
         """The tables that are to have effects of their keys, by alias; () if none is.
 

@@ -47,10 +47,9 @@ DERIVED = {
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
-    "boost": {"l2", "tolerance"},
-    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"}
-    | {"tolerance"},
-    "coreset-kmeans": {"test_split", "effects", "factors", "bins", "tolerance"},
+    "boost": {"l2"},
+    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"},
+    "coreset-kmeans": {"test_split", "effects", "factors", "bins"},
     "personalised": {"test_split", "sample", "row_weight"},
     "moments": {"coreset_size", "row_weight", "effects", "factors", "bins"},
 }
