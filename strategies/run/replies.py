@@ -43,7 +43,7 @@ def collect_replies(
 ) -> Replies:
     """Return the replies of all sites; raise the errors of those that refuse.
 
-    If none does, that of one that has not answered.
+    Or that sent what cannot be used. If none does, that of one that has not answered.
     """
     answers: dict[int, Answer] = {}
     refused: list[errors.TPFlowerError] = []
@@ -51,22 +51,15 @@ def collect_replies(
     behind: dict[int, int | None] = {}
     # sorted, so that of several failures always the same one is raised
     for node, message in sorted(replies, key=lambda pair: pair[0]):
-        name = _name(node, site_names)
-        if message.has_error():
-            failed[node] = _crash(request, message, node, name)
-            continue
-        answer = _read_reply(request, message, node, name)
-        failure = answer.message
-        if not isinstance(failure, Failure):
-            answers[node] = answer
-        elif failure.kind is errors.ErrorKind.BEHIND:
-            behind[node] = answer.envelope.at
+        outcome = _outcome(request, message, node, _name(node, site_names))
+        if isinstance(outcome, errors.UnavailableError | errors.DivergedError):
+            failed[node] = outcome
+        elif isinstance(outcome, errors.TPFlowerError):
+            refused.append(outcome)
+        elif isinstance(outcome.message, Failure):
+            behind[node] = outcome.envelope.at
         else:
-            error = _error_of(request, failure, node, name)
-            if isinstance(error, errors.UnavailableError | errors.DivergedError):
-                failed[node] = error
-            else:
-                refused.append(error)
+            answers[node] = outcome
     if refused:
         raise type(refused[0])(errors.join_problems(map(str, refused)))
     if behind:
@@ -79,6 +72,26 @@ def collect_replies(
     )
     _raise_first(failed | dict.fromkeys(silent, missing))
     return Replies.of(answers)
+
+
+def _outcome(
+    request: Requests, message: Message, node: int, name: str
+) -> Answer | errors.TPFlowerError:
+    """Return a site's answer, also that it is behind, or its error.
+
+    Raises:
+        SiteError: the site could not answer, and would not if it were asked again.
+    """
+    if message.has_error():
+        return _crash(request, message, node, name)
+    try:
+        answer = _read_reply(request, message, node, name)
+    except errors.ReplyError as error:
+        return error
+    failure = answer.message
+    if isinstance(failure, Failure) and failure.kind is not errors.ErrorKind.BEHIND:
+        return _error_of(request, failure, node, name)
+    return answer
 
 
 def _raise_first(failed: Mapping[int, errors.TPFlowerError]) -> None:
