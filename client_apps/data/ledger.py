@@ -181,7 +181,7 @@ class Ledger:
         with self._transaction(is_whole=True) as connection:
             if _has_done(connection, run, RESERVE, ident):
                 return
-            reserved_names = _names(connection, run, RESERVE)
+            reserved_names = _reserved_names(connection, run)
             totals: dict[str, Costs] = {}
             for item in planned:
                 if item.release.name in reserved_names:
@@ -591,12 +591,12 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
     return bool(ident) and connection.execute(query, values).fetchone() is not None
 
 
-def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]:
+def _reserved_names(connection: Connection, run: str) -> set[mechanisms.Name]:
     query = (
-        f"SELECT part, what FROM ledger WHERE {_RUN_CONDITION} AND event = :event "
+        f"SELECT part, what FROM ledger WHERE {_RUN_CONDITION} AND event = '{RESERVE}' "
         f"AND {_SINCE_FIT}"
     )
-    return set(connection.execute(query, {"run": run, "event": event}))
+    return set(connection.execute(query, {"run": run}))
 
 
 def _is_noted(connection: Connection, run: str, name: mechanisms.Name) -> bool:
