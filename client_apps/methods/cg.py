@@ -21,7 +21,7 @@ from tp_flower.errors import MessageError
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods.cg import messages
 from tp_flower.methods.cg.messages import TRAIN_DESCENT
-from tp_flower.privacy.key_agreement import pair_masks
+from tp_flower.privacy.key_agreement import fixed_point_masks
 from tp_flower.privacy.plan import PRODUCTS
 from tp_flower.privacy.sealed_sums import fixed_words
 from tp_flower.protocol.codec import check_sizes
@@ -173,7 +173,9 @@ def _direct(
         # the masks cancel over the tables
         secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
         name = f"scores {terms.scores_number}"
-        masks = pair_masks(secret, position, terms.tables, len(products), name.encode())
+        masks = fixed_point_masks(
+            secret, position, terms.tables, len(products), name.encode()
+        )
         fixed = fixed_words(products / terms.product_unit, terms.tables, data.table)
         words = fixed.view(np.uint64) + masks
         part.releaser.masked.append(Masked(part.number, f"products of {name}", words))

@@ -290,12 +290,12 @@ def _cipher(
     )
 
 
-def pair_masks(
+def fixed_point_masks(
     secret: bytes, part: int, parts: int, count: int, context: bytes
 ) -> WordArray:
     """Return :func:`ring_masks` of numbers of which ``MOST_PARTS`` may be summed.
 
-    >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
+    >>> pair = [fixed_point_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
     >>> (pair[0] + pair[1]).tolist()
     [0, 0, 0]
     """

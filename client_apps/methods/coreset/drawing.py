@@ -43,7 +43,7 @@ from tp_flower.methods.coreset import importance, messages
 from tp_flower.methods.coreset.messages import TRAIN_MEASURE
 from tp_flower.methods.coreset.sampling import draw_rows
 from tp_flower.methods.coreset.settings import CoresetSettings
-from tp_flower.privacy.key_agreement import pair_masks, to_fixed
+from tp_flower.privacy.key_agreement import fixed_point_masks, to_fixed
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import MOST_SAMPLED
@@ -297,7 +297,7 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         )
         check_summed(site, number, request.summed, body.place)
         terms = body.place, request.summed, len(sampled)
-        masks = _compute(pair_masks, secret, *terms, context)
+        masks = _compute(fixed_point_masks, secret, *terms, context)
         fixed = _compute(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
         name = f"sensitivities of {context.decode()}"

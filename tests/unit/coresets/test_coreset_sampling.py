@@ -23,8 +23,8 @@ from tp_flower.methods.coreset.sampling import (
 from tp_flower.privacy.key_agreement import (
     LARGEST_BITS,
     MOST_PARTS,
+    fixed_point_masks,
     from_fixed,
-    pair_masks,
     ring_masks,
     to_fixed,
 )
@@ -241,7 +241,7 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
     secret = b"s" * 32
     scores = default_rng(0).random((4, 1000)) / 500
     masked = [
-        to_fixed(scores[part], 500) + pair_masks(secret, part, 4, 1000, b"run 1")
+        to_fixed(scores[part], 500) + fixed_point_masks(secret, part, 4, 1000, b"run 1")
         for part in range(4)
     ]
     total = np.sum(masked, axis=0, dtype=np.uint64)
@@ -263,10 +263,10 @@ def test_masks_of_a_ring_cancel_in_the_sum_of_all_parts():
 
 def test_masks_differ_by_secret_context_and_part():
     cases = [(b"a", 0, b"x"), (b"b", 0, b"x"), (b"a", 1, b"x"), (b"a", 0, b"y")]
-    actual = {pair_masks(s, part, 3, 2, c).tobytes() for s, part, c in cases}
+    actual = {fixed_point_masks(s, part, 3, 2, c).tobytes() for s, part, c in cases}
     assert len(actual) == len(cases)
-    assert pair_masks(b"a", 0, 3, 2, b"x").tobytes() in actual
-    assert pair_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
+    assert fixed_point_masks(b"a", 0, 3, 2, b"x").tobytes() in actual
+    assert fixed_point_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,13 @@ def test_masks_differ_by_secret_context_and_part():
         (LARGE, to_fixed, [np.array([0.1, -1e-3]), 10]),
         (LARGE, to_fixed, [np.array([0.1, np.nan]), 10]),
         (LARGE, to_fixed, [np.array([2.0**LARGEST_BITS]), 10]),
-        ("part 3 of 3", pair_masks, [b"s", 3, 3, 1, b""]),
-        ("part -1 of 2", pair_masks, [b"s", -1, 2, 1, b""]),
-        (f"0 of {MOST_PARTS + 1}", pair_masks, [b"s", 0, MOST_PARTS + 1, 1, b""]),
+        ("part 3 of 3", fixed_point_masks, [b"s", 3, 3, 1, b""]),
+        ("part -1 of 2", fixed_point_masks, [b"s", -1, 2, 1, b""]),
+        (
+            f"0 of {MOST_PARTS + 1}",
+            fixed_point_masks,
+            [b"s", 0, MOST_PARTS + 1, 1, b""],
+        ),
     ],
 )
 def test_refusals(message, function, arguments):
