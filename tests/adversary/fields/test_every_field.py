@@ -74,6 +74,7 @@ TRAINING = {
     "search": {"num_epochs": 1, "folds": 2},
     # of this seed every site has three rows to train and to test on
     "moments": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1},
+    "sums": {"num_epochs": 1, "test_fraction": 0.0},
     "reading": {"num_epochs": 1, "test_fraction": 0.5, "seed": 1}
     | {"moments_to": "label-site"},
     "information": {"standard_errors": "model", "tolerance": 0.5, "l2": 1.0}
@@ -94,7 +95,8 @@ ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
     "boost": (BOTH, (TRAIN_BOOST, TRAIN_BAG)),
     "drawing": (("default",), (TRAIN_MEASURE, TRAIN_DRAW, TRAIN_WEIGH)),
     "coreset-ridge": (("default",), (TRAIN_ROWS,)),
-    "moments": (("default", "aggregates"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "moments": (("default", "uncounted"), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
+    "sums": (("aggregates",), (TRAIN_MOMENTS, TRAIN_SOLUTION)),
     "reading": (("default",), (TRAIN_SOLVE,)),
     "information": (("default",), (TRAIN_INFORMATION,)),
     "personalised": (
@@ -143,6 +145,7 @@ def run(name: str):
         "bins": "cg",
         "information": "cg",
         "reading": "moments",
+        "sums": "moments",
         "search": Search,
     }
     method = methods.get(name, name)
@@ -233,7 +236,8 @@ def is_inherent(field: str) -> bool:
     "boost-default",
     "drawing-default",
     "coreset-ridge-default",
-    "moments-aggregates",
+    "moments-uncounted",
+    "sums-aggregates",
     "information-default",
     "bins-default",
     "search-default",

@@ -62,13 +62,19 @@ STRICT = {
     "items": f"most-unmatched = 0\n{RULES}",
 }
 RANKED = {**STRICT, "orders": f"{STRICT['orders']}\ncover = 1\nscores-per-rank = 0.5"}
-# of so few rows a table without shards may have no moments of two sets of joined rows
 AGGREGATES = {
-    table: text.replace(" }", ', moments = "clear" }').replace(
-        "min-rows = 3", "min-rows = 1"
-    )
-    for table, text in STRICT.items()
+    table: text.replace(" }", ', moments = "clear" }') for table, text in STRICT.items()
 }
-POLICIES = {"strict": STRICT, "ranked": RANKED, "aggregates": AGGREGATES}
+# of so few rows no policy that counts them allows moments of two sets of joined rows
+UNCOUNTED = {
+    table: text.replace("min-rows = 3", "min-rows = 1")
+    for table, text in AGGREGATES.items()
+}
+POLICIES = {
+    "strict": STRICT,
+    "ranked": RANKED,
+    "aggregates": AGGREGATES,
+    "uncounted": UNCOUNTED,
+}
 """The sites' policies, by kind; those that ask for ranks let no scores of so few rows
-leave, and only aggregates let second moments."""
+leave, and only the last two let second moments."""
