@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from strategies.methods.moments.information import InformationRound
-from tests.support.examples.claims import FEATURES, fit, sites, sql
+from tests.support.examples.claims import FEATURES, fit, sharded, sites, sql
 from tests.support.examples.claims import tables as claims_tables
-from tests.support.federated import pieces, write_site
+from tests.support.federated import write_site
 from tests.support.reference.joins import engine_of
 from tests.support.reference.linear_models import ClassFit, fit_classes
 from tp_flower.errors import QueryError, SiteError
@@ -50,14 +50,6 @@ def joined(query: str, frames: dict) -> tuple[np.ndarray, np.ndarray, pd.DataFra
     raw = rows[[name for name in COLUMNS if name in rows]]
     scaled = ((raw - raw.mean()) / raw.std(ddof=0)).fillna(0.0)
     return scaled.to_numpy(np.float64), label, rows
-
-
-def sharded(frames: dict) -> dict:
-    where = {name: {name: frames[name]} for name in ("regions", "zones")}
-    for name, count in (("claims", 3), ("people", 2)):
-        for number, piece in enumerate(pieces(frames[name], count)):
-            where[f"{name} {number}"] = {name: piece}
-    return where
 
 
 @pytest.fixture(scope="module")

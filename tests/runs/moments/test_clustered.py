@@ -8,8 +8,16 @@ import pandas as pd
 import pytest
 
 from strategies.methods.moments.information import InformationRound
-from tests.support.examples.claims import FEATURES, LABELS, fit, sites, sql, tables
-from tests.support.federated import pieces, write_site
+from tests.support.examples.claims import (
+    FEATURES,
+    LABELS,
+    fit,
+    sharded,
+    sites,
+    sql,
+    tables,
+)
+from tests.support.federated import write_site
 from tests.support.reference.joins import engine_of
 from tests.support.reference.linear_models import fit_linear
 from tp_flower.errors import QueryError, SiteError
@@ -52,14 +60,6 @@ def scaled(rows: pd.DataFrame) -> np.ndarray:
 def errors_of(model) -> np.ndarray:
     found = model.coefficients.set_index("column").loc[COLUMNS]
     return found["standard_error"].to_numpy(np.float64)
-
-
-def sharded(frames: dict) -> dict:
-    where = {name: {name: frames[name]} for name in ("regions", "zones")}
-    for name, count in (("claims", 3), ("people", 2)):
-        for number, piece in enumerate(pieces(frames[name], count)):
-            where[f"{name} {number}"] = {name: piece}
-    return where
 
 
 @pytest.mark.parametrize("loss", OF_R)

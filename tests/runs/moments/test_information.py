@@ -14,11 +14,12 @@ from tests.support.examples.claims import (
     LABELS,
     fit,
     joined,
+    sharded,
     sites,
     sql,
     tables,
 )
-from tests.support.federated import pieces, write_site
+from tests.support.federated import write_site
 from tests.support.reference.joins import engine_of
 from tests.support.reference.linear_models import KNOWN_DISPERSION, fit_linear
 from tp_flower import api
@@ -137,14 +138,7 @@ def test_errors_are_those_of_the_join(loss, kind):
 @pytest.mark.parametrize("loss", ["poisson", "gamma"])
 def test_tables_in_shards(loss):
     query = sql(LABELS[loss])
-    frames = tables()
-    where = {
-        "zones": {"zones": frames["zones"]},
-        "regions": {"regions": frames["regions"]},
-    }
-    for name, count in (("claims", 3), ("people", 2)):
-        for number, piece in enumerate(pieces(frames[name], count)):
-            where[f"{name} {number}"] = {name: piece}
+    where = sharded(tables())
     features, label = joined(query)
     expected = fit_linear(features, label, loss, is_robust=True)
     check(fit(query, where, loss=loss, standard_errors="robust"), expected, loss)

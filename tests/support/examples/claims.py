@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tests.support.federated import pieces
 from tests.support.reference.joins import engine_of
 from tp_flower import api
 
@@ -48,6 +49,15 @@ def tables(rows: int = 400) -> dict[str, pd.DataFrame]:
     claims["is_large"] = rng.random(rows) < 1.0 / (1.0 + np.exp(-score))
     claims["gain"] = score + rng.normal(size=rows)
     return {"claims": claims, "people": people, "regions": regions, "zones": zones}
+
+
+def sharded(frames: dict[str, pd.DataFrame]) -> dict[str, dict[str, pd.DataFrame]]:
+    """Claims in three shards, and people in two, each at a site of its own."""
+    where = {name: {name: frames[name]} for name in ("regions", "zones")}
+    for name, count in (("claims", 3), ("people", 2)):
+        for number, piece in enumerate(pieces(frames[name], count)):
+            where[f"{name} {number}"] = {name: piece}
+    return where
 
 
 def sites(**frames: pd.DataFrame) -> dict[str, dict[str, pd.DataFrame]]:
