@@ -384,15 +384,15 @@ class Evaluate(ModelStrategy):
 
 def _with_row_keys(predictions: pa.Table, grid: InProcessGrid) -> pa.Table:
     """Return predictions with the row keys that the sites of this process have kept."""
-    kept = [
+    row_key_tables = [
         pq.read_table(file)
         for state in grid.state_folders
         for file in prediction_files.row_keys_folder(state, grid.run_name).glob("*")
     ]
-    if not kept:
+    if not row_key_tables:
         return predictions
     # whole numbers in one shard may have fractions in another
-    row_keys = pa.concat_tables(kept, promote_options="permissive")
+    row_keys = pa.concat_tables(row_key_tables, promote_options="permissive")
     return prediction_files.with_row_keys(predictions, row_keys)
 
 

@@ -37,17 +37,18 @@ def sections(report: Record) -> Blocks:
     importances = report.at(IMPORTANCES)
     items = importances.records("items")
     titles = blocks.table_titles(report, {item.text("table"): 0 for item in items})
-    has = {name for item in items for name in item.at("falls").content}
-    has -= {"accuracy"}  # few rows change their class
-    metrics = [name for name in convergence.METRIC_NAMES if name in has][:MOST_METRICS]
+    measured = {name for item in items for name in item.at("falls").content}
+    measured -= {"accuracy"}  # few rows change their class
+    metrics = [name for name in convergence.METRIC_NAMES if name in measured]
+    metrics = metrics[:MOST_METRICS]
     yield _table(items, titles, metrics, report)
     features = [item for item in items if item.text("feature")]
     if metrics:
         yield _importances(features, titles, metrics[0], report)
     yield _shares(features, titles)
-    has_curve = [item for item in features if item.records("curve")]
+    with_curves = [item for item in features if item.records("curve")]
     note = NOTES["dependence"]
-    for item in sorted(has_curve, key=partial(_order, metrics))[:MOST_CURVES]:
+    for item in sorted(with_curves, key=partial(_order, metrics))[:MOST_CURVES]:
         yield _curve(_name({}, item), item, note)
         note = ""
     yield _groups(report)

@@ -564,7 +564,7 @@ SIMULATED: Final = Policy(
 )
 """The policy of tables that whoever runs the server has, too."""
 WATCHED: Final = replace(SIMULATED, coefficients=False)
-"""That of data frames whose messages are watched: they tell what training needs."""
+"""That of a Grid whose messages a program watches: as real sites, coefficients stay."""
 STRICT: Final[Mapping[str, object]] = {
     "columns": (),
     "labels": (),

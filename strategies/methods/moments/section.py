@@ -159,11 +159,11 @@ def statistics_by_table(
         inference.of_output(number).statistics(column)
         for number, column in enumerate(estimates.T)
     ]
-    found: dict[str, dict[str, FloatArray]] = {name: {} for name in problem.tables}
+    by_table: dict[str, dict[str, FloatArray]] = {name: {} for name in problem.tables}
     for name, values in zip(inference.names, np.stack(of_outputs).T, strict=True):
         for table, block in rows_by_table(problem, values).items():
-            found[table][name] = block
-    return found
+            by_table[table][name] = block
+    return by_table
 
 
 def undetermined(

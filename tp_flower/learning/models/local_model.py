@@ -200,9 +200,9 @@ class LinearModel(LocalModel):
         self, features: Features, columns: npt.NDArray[np.integer]
     ) -> FloatArray | None:
         """Return what columns (k,) of rows (n, d) add to their scores, (n, d_c)."""
-        own = LinearModel(len(columns), self.outputs, intercept=False)
-        own.parameters = self.weights[columns].ravel()
-        return own.scores(columns_of(host_features(features), columns))
+        model = LinearModel(len(columns), self.outputs, intercept=False)
+        model.parameters = self.weights[columns].ravel()
+        return model.scores(columns_of(host_features(features), columns))
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return T^T Y (and the column sums of Y for the intercept), flat."""

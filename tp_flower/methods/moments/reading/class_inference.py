@@ -100,6 +100,6 @@ def _features_first(outputs: int, width: int) -> IndexArray:
 def _beside(information: FloatArray, others: BoolArray) -> FloatArray:
     """Return the information about some parameters where others are unknown, too."""
     rest = information[np.ix_(~others, others)]
-    known = information[np.ix_(others, others)]
+    of_others = information[np.ix_(others, others)]
     of_parameters: FloatArray = information[np.ix_(~others, ~others)]
-    return of_parameters - rest @ np.linalg.solve(known, rest.T)
+    return of_parameters - rest @ np.linalg.solve(of_others, rest.T)
