@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from client_apps.data.cache import Cache
-from client_apps.data.run_store import Entry, SiteStore, lost_state
+from client_apps.data.run_store import Entry, SiteStore, lost_state, map_array
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import SettingsError, is_full
 from tp_flower.features.sparse import EncodedRows, SparseRows
@@ -130,11 +130,11 @@ def map_features(folder: Path) -> EncodedRows:
     """Return the features of an entry of the cache, (n, d), memory-mapped."""
     try:
         if not (folder / WIDTH_FILE).exists():
-            features: local_model.FeatureArray = _map(folder / FEATURES_FILE)
+            features: local_model.FeatureArray = map_array(folder / FEATURES_FILE)
             return features
         width = int(json.loads((folder / WIDTH_FILE).read_text(encoding="ascii")))
         return SparseRows(
-            _map(folder / VALUES_FILE), _map(folder / COLUMNS_FILE), width
+            map_array(folder / VALUES_FILE), map_array(folder / COLUMNS_FILE), width
         )
     except (OSError, ValueError) as error:
         raise lost_state() from error
@@ -145,11 +145,6 @@ def _arrays(features: EncodedRows) -> dict[str, AnyArray]:
     if isinstance(features, SparseRows):
         return {VALUES_FILE: features.values, COLUMNS_FILE: features.columns}
     return {FEATURES_FILE: features}
-
-
-def _map(file: Path) -> AnyArray:
-    array: AnyArray = np.load(file, mmap_mode="r", allow_pickle=False)
-    return array
 
 
 _COPIES: Final[dict[tuple[str, int], tuple[local_model.Features, float]]] = {}

@@ -506,7 +506,7 @@ class SiteStore:
         for key, dtype, shape, location in json.loads(layout):
             if isinstance(location, str):
                 path = Path(self._root) / self.run / Path(location).name
-                arrays[key] = np.load(path, mmap_mode="r", allow_pickle=False)
+                arrays[key] = map_array(path)
                 large.append(arrays[key])
                 if (arrays[key].dtype.str, list(arrays[key].shape)) != (dtype, shape):
                     raise ValueError(f"{location} has another dtype or shape")
@@ -515,6 +515,21 @@ class SiteStore:
         if checksum != _checksum(name, (meta, layout), data, large):
             raise ValueError("its checksum does not match")
         return Entry(arrays, json.loads(meta))
+
+
+_READING = threading.Lock()
+
+
+def map_array(file: Path) -> AnyArray:
+    """Return an array of a file, memory-mapped.
+
+    One thread reads at a time: numpy leaves the header to CPython's parser, which
+    counts its depth for all threads together. With two in it at once one may end in
+    "AST constructor recursion depth mismatch" (seen with CPython 3.11).
+    """
+    with _READING:
+        array: AnyArray = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def lost_state() -> LostStateError:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import time
 from collections import OrderedDict, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import Mock
@@ -316,3 +318,23 @@ def test_runs_that_were_killed_are_forgotten(tmp_path):
     assert rows_of(tmp_path, "run") == [("3-2",)]
     for root in (run_store.IN_MEMORY, tmp_path / "none"):
         assert not list(at(root, 4).forget_stale())
+
+
+def test_one_thread_at_a_time_reads_the_header_of_an_array(tmp_path, monkeypatch):
+    file = tmp_path / "array.npy"
+    np.save(file, np.arange(3.0))
+    load, inside, together = np.load, [], []
+
+    def watched(*arguments, **options):
+        inside.append(1)
+        together.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(np, "load", watched)
+    with ThreadPoolExecutor(4) as threads:
+        arrays = list(threads.map(run_store.map_array, [file] * 8))
+    assert together == [1] * 8
+    for array in arrays:
+        assert_array_equal(array, np.arange(3.0))
