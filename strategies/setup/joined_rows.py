@@ -36,7 +36,7 @@ from tp_flower.objectives import EVENT, Objective, OffsetObjective, Target
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
-from tp_flower.reports.records import SEVERAL_NAMES
+from tp_flower.reports.records import SEVERAL_NAMES, min_mean_max
 from tp_flower.settings import Settings
 from tp_flower.settings.run import JOINED
 from tp_flower.splits import TEST, TRAIN, VALIDATION, SubsetArray
@@ -118,7 +118,7 @@ def _lay_out_shards(
 ) -> _ShardRows:
     """Return a table's rows by shard, trained ones first, and their new numbers."""
     is_trained = train.multiplicity > 0
-    is_tested = test.multiplicity > 0
+    is_tested = test.is_joined
     new_number = np.full(train.rows, NO_ROW, dtype=np.int32)
     rows: list[PartRows] = []
     fields: list[dict[str, Any]] = []
@@ -138,7 +138,9 @@ def _lay_out_shards(
         arrays = {
             "trained": pack_bits(trained),
             "tested": pack_bits(held_out),
-            "multiplicity": train.multiplicity[shard][trained].astype(np.int32),
+            "multiplicity": train.multiplicity[shard][trained].astype(
+                np.int32, copy=False
+            ),
         }
         fields.append(arrays)
         start = stop
@@ -309,6 +311,14 @@ class JoinedTables(SplitRows):
         """Which of the held-out rows validate."""
         validates: BoolArray = self.subset[self.is_test] == VALIDATION
         return validates
+
+    @property
+    def fan_out(self) -> dict[str, dict[str, float]]:
+        """By table, the least, mean and most joined rows that a row of it is in."""
+        return {
+            name: min_mean_max(rows.multiplicity)
+            for name, rows in self.mapping.tables.items()
+        }
 
     @property
     def digest_of_tested(self) -> str:

@@ -40,7 +40,7 @@ from tp_flower.protocol.fields import Document, PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
-from tp_flower.reports.records import TableReport, min_mean_max
+from tp_flower.reports.records import TableReport
 
 SCORES: Final = "scores"  # the vector h of joined rows, (N, d_c)
 LocalArray = npt.NDArray[Any]  # vectors (n_i, w) of the head, or masked words of them
@@ -247,8 +247,8 @@ class PreparedRun(ABC):
 
     ``head`` makes scores of the tables' vectors; ``response`` is their meaning,
     ``base_score`` is b, (d_c,), ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out,
-    that each row is in.
+    for; ``fan_out`` has, by table, the minimum, mean and maximum of the number of
+    joined rows, trained on or held out, that each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -257,7 +257,7 @@ class PreparedRun(ABC):
     base_score: FloatArray
     join_steps: tuple[JoinStep, ...]
     source_rows: Mapping[str, int]
-    fan_out: Mapping[str, npt.NDArray[np.int64]]
+    fan_out: Mapping[str, Mapping[str, float]]
     names: Mapping[str, str]
     encoders: Mapping[str, EncodedColumns]
     exposure: Exposure
@@ -304,7 +304,7 @@ class PreparedRun(ABC):
                 shards=len(table.parts),
                 sites=tuple(part.site for part in table.parts),
                 # a LEFT JOINed table may have no row to train on
-                multiplicity=min_mean_max(self.fan_out[name]),
+                multiplicity=self.fan_out[name],
                 dropped=self.encoders[name].dropped,
                 encoding=self.encodings.get(name, ()),
             )

@@ -167,7 +167,7 @@ def _few_validate(joined: JoinedTables) -> Iterator[str]:
 
 def _untrained_classes(joined: JoinedTables, subset: SubsetArray) -> list[str]:
     """Return the label's classes that no training row of the split has."""
-    trained = np.unique(joined.target.codes[subset == TRAIN]).tolist()
+    trained = np.unique(joined.target.select(subset == TRAIN).stored[:, 0]).tolist()
     return [
         name for code, name in enumerate(joined.labels.classes) if code not in trained
     ]

@@ -495,10 +495,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             tolerance=settings.asked_tolerance,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={
-                name: rows.multiplicity
-                for name, rows in all_rows.mapping.tables.items()
-            },
+            fan_out=all_rows.fan_out,
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},

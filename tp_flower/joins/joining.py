@@ -25,7 +25,9 @@ from tp_flower.joins.mapping import (
     RowNumbers,
     TableMapping,
     TableRows,
+    index_type,
     number_type,
+    take_rows,
 )
 from tp_flower.query import Join
 
@@ -37,7 +39,7 @@ def join_codes(
     join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
 ) -> tuple[IntArray, IntArray]:
     """Return the codes of both sides, equal if both hash halves are; -1 is NULL."""
-    _check_kinds(join, left, right)
+    check_kinds(join, left, right)
     codes = _codes([*left, *right])
     return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
 
@@ -87,7 +89,7 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
     return codes
 
 
-def _check_kinds(
+def check_kinds(
     join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
 ) -> None:
     """Refuse a join whose keys differ in type."""
@@ -176,7 +178,7 @@ class Match:
     rows of each key.
     """
 
-    counts: npt.NDArray[np.int64]
+    counts: IntArray
     start: IntArray
     order: RowNumbers
     unmatched_rows: int
@@ -204,8 +206,8 @@ def match_table(
     is_met[group_old] = True
     keyed = np.flatnonzero(group_new >= 0).astype(np.int32)
     return Match(
-        counts=sizes.take(group_old, mode="wrap"),
-        start=(np.cumsum(sizes) - sizes).astype(np.int32).take(group_old, mode="wrap"),
+        counts=take_rows(sizes.astype(np.int32), group_old),
+        start=take_rows((np.cumsum(sizes) - sizes).astype(np.int32), group_old),
         order=keyed[np.argsort(group_new[keyed], kind="stable")].astype(
             number_type(len(group_new)), copy=False
         ),
@@ -292,18 +294,18 @@ def join_table(
         start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
         counts = np.maximum(counts, 1)
     if step.fan_out_max > 1:
-        size = np.int32 if step.rows <= np.iinfo(np.int32).max else np.int64
+        size = index_type(step.rows)
         # the index into ``order`` increases by one within the rows of a joined row
         lag = (start - (np.cumsum(counts) - counts)).astype(size)
         index = np.repeat(lag, counts)
         index += np.arange(step.rows, dtype=size)
         result = {table: np.repeat(rows, counts) for table, rows in joined.items()}
-        return {**result, step.table: order.take(index)}
+        return {**result, step.table: take_rows(order, index)}
     if step.rows == len(counts):
-        return {**joined, step.table: order.take(start)}
+        return {**joined, step.table: take_rows(order, start)}
     is_matched = counts > 0
     result = {table: rows[is_matched] for table, rows in joined.items()}
-    return {**result, step.table: order.take(start[is_matched])}
+    return {**result, step.table: take_rows(order, start[is_matched])}
 
 
 def expand_codes(row_of: RowNumbers, codes: IntArray) -> IntArray:
@@ -312,7 +314,7 @@ def expand_codes(row_of: RowNumbers, codes: IntArray) -> IntArray:
     >>> expand_codes(np.array([1, -1, 0]), np.array([7, 8])).tolist()
     [8, -1, 7]
     """
-    return np.append(codes, np.int32(NULL)).take(row_of, mode="wrap")
+    return take_rows(np.append(codes, np.int32(NULL)), row_of)
 
 
 def _number_groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
@@ -353,12 +355,12 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
             more than ``max_joined_rows`` rows, or the join has no rows.
     """
     order = join_order(joins, list(rows), label_table, outer)
-    codes = {
-        number: join_codes(
-            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
-        )
-        for number, join in enumerate(joins)
-    }
+    sides = [
+        (join, keys[join.left, join.left_key], keys[join.right, join.right_key])
+        for join in joins
+    ]
+    for join, left, right in sides:
+        check_kinds(join, left, right)
     count = rows[label_table]
     start: RowNumbers = np.arange(count, dtype=number_type(count))
     if sampled is not None:
@@ -366,7 +368,8 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     joined: dict[str, RowNumbers] = {label_table: start}
     steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
-        predicates = [(joins[number], codes[number]) for number in numbers]
+        # of one step at a time: codes, and what matches, are as long as the tables
+        predicates = [(joins[number], join_codes(*sides[number])) for number in numbers]
         match = match_table(table, predicates, joined)
         on = " AND ".join(joins[number].text for number in numbers)
         step = describe_step(
@@ -383,6 +386,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
                 "predicate to its ON, or raise max-joined-rows"
             )
         joined = join_table(steps[-1], match, joined)
+        del predicates, match
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
         hint = why_unmatched(

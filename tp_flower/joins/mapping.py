@@ -44,6 +44,20 @@ def number_type(rows: int) -> np.dtype[np.signedinteger[Any]]:
     return np.dtype(smallest)
 
 
+def index_type(rows: int) -> type[np.int32 | np.int64]:
+    """Return the type of positions in so many rows, and of counts of them."""
+    return np.int32 if rows <= np.iinfo(np.int32).max else np.int64
+
+
+def take_rows(values: npt.NDArray[Entry], rows: RowNumbers) -> npt.NDArray[Entry]:
+    """Return values (n, ...) at rows (N,), of which -1 is the last, (N, ...)."""
+    taken = np.empty((len(rows), *values.shape[1:]), values.dtype)
+    # in blocks, for which numpy makes no long numbers of all rows
+    for block in blocks(len(rows)):
+        values.take(rows[block], axis=0, mode="wrap", out=taken[block])
+    return taken
+
+
 @dataclass(frozen=True)
 class TableRows:
     """The positions ``row_of`` (N,) of a table's n_i ``rows`` in the joined rows."""
@@ -62,15 +76,20 @@ class TableRows:
         return bool(self.row_of.min(initial=0) < 0)
 
     @cached_property
-    def multiplicity(self) -> npt.NDArray[np.int64]:
+    def multiplicity(self) -> RowNumbers:
         """G_i, (n_i,): joined rows that each row of the table appears in."""
-        counts = np.zeros(self.rows + 1, np.int64)
+        counts = np.zeros(self.rows + 1, index_type(len(self.row_of)))
         for block in blocks(len(self.row_of)):
             # -1 is the additional last one
             np.add.at(counts, self.row_of[block], 1)
         return counts[: self.rows]
 
-    @cached_property
+    @property
+    def is_joined(self) -> npt.NDArray[np.bool_]:
+        """Whether each row of the table is in some joined row, (n_i,)."""
+        return self.any_of(np.ones(len(self.row_of), np.bool_))
+
+    @property
     def inverse_multiplicity(self) -> FloatArray:
         """1 / G_i, (n_i,); 1 where G_i = 0."""
         return 1.0 / np.maximum(self.multiplicity, 1)
@@ -92,7 +111,7 @@ class TableRows:
 
         A joined row without a row of the table has the value ``absent``.
         """
-        return self.pad(values, absent).take(self.row_of, axis=0, mode="wrap")
+        return take_rows(self.pad(values, absent), self.row_of)
 
     def any_of(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which rows (n_i,) have some marked joined row, of a mask (N,)."""

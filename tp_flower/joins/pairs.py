@@ -48,8 +48,7 @@ class TablePairs:
         """Whether each pair is in a held-out joined row, (m,)."""
         if self.test is None:
             return np.zeros(len(self.rows), np.bool_)
-        tested: BoolArray = self.test.multiplicity > 0
-        return tested
+        return self.test.is_joined
 
     def of_rows(self, rows: slice) -> IntArray:
         """Return the numbers of the pairs of some rows, ascending."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tp_flower.arrays import BoolArray, FloatArray, mean, run_in_threads
+from tp_flower.arrays import BoolArray, FloatArray, blocks, mean, run_in_threads
 from tp_flower.objectives.noise import ClassNoise, NumberNoise
 from tp_flower.objectives.objective import Objective
 
@@ -49,7 +49,7 @@ def class_metrics(
 
     The ``rates`` (N, classes) rise with the probabilities of these classes.
     """
-    labels = objective.target.numbers
+    labels = objective.target.stored[:, 0]
     weights = objective.weights
     noise = None
     if isinstance(objective.noise, ClassNoise):
@@ -67,7 +67,10 @@ def class_metrics(
     areas = [
         area for part in run_in_threads(areas_of, len(classes), least) for area in part
     ]
-    accuracy = float(mean(objective.response.predict(scores) == labels, weights))
+    is_right = np.empty(len(labels), np.bool_)
+    for block in blocks(len(labels)):
+        is_right[block] = objective.response.predict(scores[block]) == labels[block]
+    accuracy = float(mean(is_right, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
     area = NAN
@@ -105,6 +108,16 @@ def _true_area(area: float, noisy_rate: float, noise: ClassNoise | None) -> floa
     return _share(float(0.5 + (area - 0.5) / share))
 
 
+def _pairs_in_order(low: FloatArray, high: FloatArray) -> float:
+    """Return how many pairs of sorted scores are in order; a tie is half of one."""
+    below = np.searchsorted(low, high, side="left")
+    ties = high[low[np.minimum(below, len(low) - 1)] == high]
+    # few rows tie, if any
+    equal = np.searchsorted(low, ties, side="right").sum(dtype=np.float64)
+    equal -= np.searchsorted(low, ties, side="left").sum(dtype=np.float64)
+    return float(below.sum(dtype=np.float64) + 0.5 * equal)
+
+
 def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> float:
     """Return the area under the ROC curve: P(score of a positive > of a negative).
 
@@ -119,16 +132,11 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
     if not len(high) or not len(low):
         return NAN
     if weights is None:
-        high = np.sort(high)
-        low = np.sort(low)
-        below = np.searchsorted(low, high, side="left")
-        ties = high[low[np.minimum(below, len(low) - 1)] == high]
-        # few rows tie, if any
-        equal = np.searchsorted(low, ties, side="right").sum(dtype=np.float64)
-        equal -= np.searchsorted(low, ties, side="left").sum(dtype=np.float64)
-        return float(
-            (below.sum(dtype=np.float64) + 0.5 * equal) / (len(high) * len(low))
-        )
+        # both are copies
+        high.sort()
+        low.sort()
+        pairs = sum(_pairs_in_order(low, high[block]) for block in blocks(len(high)))
+        return pairs / (len(high) * len(low))
     order = np.argsort(low)
     low = low[order]
     high_weights = weights[positive]

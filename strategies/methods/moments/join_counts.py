@@ -139,7 +139,8 @@ class JoinCounts:
             joined.mapping.select(joined.subset == number).tables[table].multiplicity
             for number in self.passes
         ]
-        return CountedRows({}, np.stack(counts)).of_equal_weight().weights
+        of_passes = np.stack(counts).astype(np.int64)
+        return CountedRows({}, of_passes).of_equal_weight().weights
 
     @property
     def _query_weights(self) -> FloatArray:
@@ -188,7 +189,7 @@ class JoinCounts:
         spans = [span for _, span in shards]
         if not named or len(spans) == 1:
             return []
-        is_joined = self.joined.mapping.tables[self.splitting].multiplicity > 0
+        is_joined = self.joined.mapping.tables[self.splitting].is_joined
         return [int(np.count_nonzero(is_joined[span])) for span in spans]
 
     def _bits(self, table: str) -> AnyArray | None:
@@ -201,7 +202,7 @@ class JoinCounts:
                 bits |= is_in_pass.astype(np.uint8) << number
             return bits
         # rows that are not sampled are in no joined row
-        is_joined = rows.multiplicity > 0
+        is_joined = rows.is_joined
         if table != joined.bound.label_table or is_joined.all():
             return None
         every = sum(1 << number for number in self.passes)

@@ -355,9 +355,7 @@ class Moments(JoinMethod):
             l2=self.settings.l2,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={
-                name: rows.multiplicity for name, rows in joined.mapping.tables.items()
-            },
+            fan_out=joined.fan_out,
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
@@ -663,7 +661,7 @@ class Moments(JoinMethod):
     ) -> dict[str, object]:
         """Return what the moments tell besides the model."""
         label_table = self._counts.joined.bound.label_table
-        repeats = int(problem.fan_out[label_table].max(initial=0))
+        repeats = int(problem.fan_out[label_table]["max"])
         labels = label_names(problem.classes, len(self.moments[TRAINED].labels))
         l2 = self._fit.penalty.l2
         passes = {

@@ -218,7 +218,7 @@ def _make_problem(
         base_score=base_score,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
-        fan_out={name: np.ones(len(split.held_out), np.int64)},
+        fan_out={name: {"min": 1, "mean": 1.0, "max": 1}},
         names=split.names,
         encoders={name: columns},
         exposure=exposure,
