@@ -42,7 +42,7 @@ from tp_flower.reports.records import (
     write_json,
 )
 from tp_flower.settings import Settings
-from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
+from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, SERVE
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
 
 app = ServerApp()
@@ -95,6 +95,11 @@ def act(
     if settings.mode in (PREDICT, EVALUATE):
         report, predictions = use_model(settings, on_round, grid, folder)
         return CompletedRun(report, folder, predictions=predictions)
+    if settings.mode == SERVE:
+        raise SettingsError(
+            f"mode = {SERVE!r} is of `tp-flower serve`, whose sites are in its own "
+            f"process: in a deployment predict with mode = {PREDICT!r}"
+        )
     method = STRATEGIES[settings.method_name].method_type
     query = method.parse(choose_sql(settings), settings)
     if settings.mode == EXPLAIN:

@@ -23,6 +23,8 @@ from tp_flower.model_names import SOFTWARE_VERSION
 from tp_flower.node_config import STATE_DIR, state_dir
 
 SERVER: Final = "strategies.commands"
+SCORER: Final = "strategies.serving.scorer"
+SCORER_SERVER: Final = "strategies.serving.http_server"
 SITE: Final = "client_apps.commands"
 CLIENT_APP: Final = "client_apps.app:app"
 CONSOLE_WIDTH: Final = 120
@@ -277,6 +279,38 @@ def kaplan_meier(
 def _by(column: str) -> dict[str, str]:
     """Return the setting of groups, if the option is given."""
     return {"group-by": column} if column else {}
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - where it listens, for whom, and the run's settings
+    model: Annotated[str, typer.Argument(metavar="NAME[@VERSION]")],
+    file: File = None,
+    overrides: Overrides = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
+    ] = "127.0.0.1:8700",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The token. [default: TP_FLOWER_TOKEN]"),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM of a certificate and its key, for TLS."),
+    ] = None,
+    refresh: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Read the rows anew; 0 = never.")
+    ] = 0.0,
+) -> None:
+    """Stay, and predict over HTTP with a saved model, by sites in this process."""
+    from tp_flower import api
+
+    if refresh < 0.0:
+        raise typer.BadParameter(f"--refresh {refresh:g}: it must be 0 or more")
+    settings = read_settings(file, overrides, mode="serve", **{"model-name": model})
+    address = load(f"{SCORER_SERVER}:Address").read(listen, token_file, certificate)
+    load(f"{SCORER}:serve")(
+        settings, load(CLIENT_APP), address, refresh, api.print_line
+    )
 
 
 @app.command()

@@ -119,6 +119,10 @@ class OfRowsError(SiteError):
     """
 
 
+class StoppedError(SiteError):
+    """A site answers nothing more in a run, after an :class:`OfRowsError`."""
+
+
 class DivergedError(OfRowsError):
     """A site's part of the model is no longer finite.
 
@@ -197,12 +201,14 @@ class ErrorKind(StrEnum):
 
     REFUSED: none, it would recur. TRANSIENT: send the same request again later.
     BEHIND: send the rounds that the site lacks. DIVERGED: train with smaller steps.
+    STOPPED: begin another run.
     """
 
     REFUSED = "refused"
     TRANSIENT = "transient"
     BEHIND = "behind"
     DIVERGED = "diverged"
+    STOPPED = "stopped"
 
 
 _MOST_PROBLEMS: Final = 5
@@ -228,6 +234,8 @@ def kind_of(error: BaseException) -> ErrorKind:
         return ErrorKind.BEHIND
     if isinstance(error, DivergedError):
         return ErrorKind.DIVERGED
+    if isinstance(error, OfRowsError | StoppedError):
+        return ErrorKind.STOPPED
     cause: BaseException | None = error
     while cause is not None:
         if _is_passing(cause):

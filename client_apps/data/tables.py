@@ -187,15 +187,9 @@ class SiteTables:
         values count as missing, because a refusal would reveal that some are present.
         """
         extracted = self.extracted(number)
-        missing: tuple[str, ...] = ()
-        if is_private:
-            kinds = {info.name: (info.kind, info.width) for info in extracted.features}
-            missing = encoder.encoder.find_misfits(kinds)
         if self._cache is None:
-            out = encoder.encoder.new_rows(len(rows))
-            for span, columns in _columns(extracted, rows, missing, _block_rows(out)):
-                encoder.write(columns, out[span])
-            return out
+            return encode_rows(extracted, encoder, rows, is_private=is_private)
+        missing = _misfits(extracted, encoder, is_private=is_private)
         source = str(self._store.load(rows_of(number)).meta[ROWS])
         return self._write_features(
             number,
@@ -231,6 +225,31 @@ class SiteTables:
             return self._cache.obtain(name, make)
         except OSError as error:
             raise cannot_write(self._cache.folder, error) from error
+
+
+def encode_rows(
+    extracted: ExtractedShard,
+    encoder: SiteEncoder,
+    rows: IndexArray,
+    *,
+    is_private: bool,
+) -> EncodedRows:
+    """Return the features (n, d) of some rows in memory, see `SiteTables.encode`."""
+    missing = _misfits(extracted, encoder, is_private=is_private)
+    out = encoder.encoder.new_rows(len(rows))
+    for span, columns in _columns(extracted, rows, missing, _block_rows(out)):
+        encoder.write(columns, out[span])
+    return out
+
+
+def _misfits(
+    extracted: ExtractedShard, encoder: SiteEncoder, *, is_private: bool
+) -> tuple[str, ...]:
+    """Return the columns of a private run that are of another kind than encoded."""
+    if not is_private:
+        return ()
+    kinds = {info.name: (info.kind, info.width) for info in extracted.features}
+    return encoder.encoder.find_misfits(kinds)
 
 
 def _describe(source: ShardSource) -> ShardSchema:

@@ -4,6 +4,10 @@ The rows are those that appear in joined rows; the part was left here by a train
 The server names model, version and part. The site sends nothing unless the part belongs
 to this table and to these features, because any other query would disclose the model
 rather than the rows.
+
+In a run of a resident scorer every request names rows of its own. Each is a query of
+the table: its policy, its quota and its ledger count it like the one that has extracted
+the rows.
 """
 
 from collections.abc import Sequence
@@ -16,11 +20,18 @@ import pyarrow.compute as pc
 from client_apps.data.database import cannot_write
 from client_apps.data.row_effects import KeyNumbers, hash_keys, key_names
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.data.tables import encode_rows
 from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
 from client_apps.operator.pairs import are_distinct, check_own_regions
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_model, check_plan, check_rows
+from client_apps.privacy.guard import (
+    admit_query,
+    check_model,
+    check_plan,
+    check_rows,
+    list_query,
+)
 from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
@@ -88,9 +99,9 @@ def _divide_part(
 ) -> AnyArray:
     """Return the regions of a part's rows, uint8 (n,), as its policy allows."""
     site.source(number).policy.check_regions()
-    rows = _rows(site, number, body.rows)
+    rows = _requested_rows(site, number, body.rows)
     saved, model = load_model(site, number, body, request)
-    features = site.tables.encode(number, saved.encoder, rows, is_private=False)
+    features = _encode(site, number, saved, rows, is_private=False)
     regions = model.regions(features)
     if regions is None:
         raise MessageError("the saved model divides no rows of this table")
@@ -110,8 +121,10 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
     check_named(site, request.model_name, request.model_version)
     ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
+    # a scorer that stays would be told of all requests so far by each of them
+    is_resident = site.terms.is_resident
     return ScoreReply(
-        ledger=site.ledger.lines(site.store.run),
+        ledger=[] if is_resident else site.ledger.lines(site.store.run),
         parts={number: part for number, (part, _) in scored.items()},
     )
 
@@ -123,7 +136,7 @@ def _score_part(
     source = site.source(number)
     is_masked = are_masked(request.masking, site.terms.join_sides(number))
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
-    rows = _rows(site, number, body.rows)
+    rows = _requested_rows(site, number, body.rows)
     saved, model = load_model(site, number, body, request)
     is_private = request.privacy.covers_predictions
     if is_private:
@@ -131,7 +144,7 @@ def _score_part(
     scale = saved.spec.output_scale or 1.0
     rows_per_unit = source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
-    features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
+    features = _encode(site, number, saved, rows, is_private=is_private)
     pairs = _read_pairs(site, number, body, model, features, is_private=is_private)
     masks = _masks_of(site, number, body, request.masking, rows, pairs)
     encoded = EncodedPart(saved.encoder.encoder, features, rows)
@@ -159,6 +172,16 @@ def _score_part(
         numbers=_bins_of(site, number, body, saved, features),
     )
     return scored, release
+
+
+def _encode(
+    site: Site, number: int, saved: SavedModel, rows: IntArray, *, is_private: bool
+) -> EncodedRows:
+    """Return the features of rows (n, d); those of a request are not cached."""
+    if site.terms.is_resident:
+        extracted = site.extracted(number)
+        return encode_rows(extracted, saved.encoder, rows, is_private=is_private)
+    return site.tables.encode(number, saved.encoder, rows, is_private=is_private)
 
 
 def _bins_of(
@@ -308,18 +331,23 @@ def _scores_of(
     return model.scores(paired) + effects[pairs.rows]
 
 
-def _rows(site: Site, number: int, bits: AnyArray) -> IntArray:
+def _requested_rows(site: Site, number: int, bits: AnyArray) -> IntArray:
     """Return the positions of the rows to score.
 
-    They must be the same in all messages of the run.
+    They must be the same in all messages of the run, unless a resident scorer asks for
+    some at a time.
     """
     extracted = site.extracted(number)
+    source = site.source(number)
     is_scored = unpack_bits(bits, extracted.rows)
     rows = np.flatnonzero(is_scored)
-    check_rows(
-        site.source(number), len(rows), f"the scores of table {extracted.table!r}"
-    )
-    agree_in_rows(site, number, SCORED, is_scored)
+    if site.terms.is_resident:
+        list_query(site, number, source, site.fragment(number))
+        admit_query(site, number, source)
+        site.queries[number]["rows"] = len(rows)
+    check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
+    if not site.terms.is_resident:
+        agree_in_rows(site, number, SCORED, is_scored)
     return rows
 
 
@@ -353,11 +381,16 @@ def load_model(
     version = ModelVersion(request.model_name, request.model_version)
     model_part = required(body.model_part, "model_part")
     digest = required(body.digest, "digest")
-    saved = saved_part(site, number, version, model_part, digest)
-    width = saved.encoder.encoder.width
-    check_model(site.source(number), saved.spec, width)
-    model = make_model(saved.spec, width, request.device)
-    model.parameters = saved.parameters
+
+    def load() -> tuple[SavedModel, LocalModel]:
+        saved = saved_part(site, number, version, model_part, digest)
+        model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+        model.parameters = saved.parameters
+        return saved, model
+
+    # by its digest: a model that was boosted from another is scored with that one
+    saved, model = site.kept(f"model-{number}-{digest}", load)
+    check_model(site.source(number), saved.spec, saved.encoder.encoder.width)
     return saved, model
 
 

@@ -306,7 +306,7 @@ def list_query(
     site: Site, number: int, source: ShardSource, fragment: Fragment
 ) -> None:
     """List a part's fragment for the site's ledger, whatever becomes of it."""
-    text = fragment_text(fragment)
+    text = site.kept(f"text-{number}", lambda: fragment_text(fragment))
     site.queries[number] = {
         "part": number,
         "table": source.table,

@@ -375,7 +375,9 @@ class Site:
     def join_keys(self, number: int) -> "tuple[ExtractedKey, ...]":
         """Return the keys of a part that joins compare, not those that name rows."""
         count = int(str(self._source_entry(number).meta["join_keys"]))
-        return self.extracted(number).keys[:count]
+        return self.kept(
+            f"join-keys-{number}", lambda: self.extracted(number).keys[:count]
+        )
 
     def join_key_names(self, number: int) -> tuple[str, ...]:
         """Return those keys as the query writes them."""
@@ -390,7 +392,9 @@ class Site:
     def extracted(self, number: int) -> "ExtractedShard":
         """Return a part's rows; they are gone once its features have replaced them."""
         self._check_part(rows_of(number), number)
-        extracted = self.tables.extracted(number)
+        extracted = self.kept(
+            f"rows-of-{number}", lambda: self.tables.extracted(number)
+        )
         policy = self.source(number).policy
         units = extracted.contents.units
         extracted_unit = (units.name, units.width) if units else ("row", 1)
@@ -398,6 +402,18 @@ class Site:
             # the policy has changed since
             raise lost_state()
         return extracted
+
+    def kept(self, name: str, make: Callable[[], Item]) -> Item:
+        """Return what is made once in a process that answers many requests.
+
+        The rows of such a run do not change once they are extracted.
+        """
+        if name not in self.store.memory:
+            if not (self.store.has(EXTRACTED) and self.terms.is_resident):
+                return make()
+            self.store.memory[name] = Entry({}, {"kept": make()})
+        value: Item = self.store.memory[name].meta["kept"]
+        return value
 
     def _check_part(self, name: str, number: int) -> None:
         """Raise MessageError unless the part's rows have been extracted."""

@@ -223,7 +223,7 @@ def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -
     if goes_on or not site.store.has(STOPPED):
         return
     if site.store.load(STOPPED).meta[REQUEST] != request.digest:
-        raise errors.SiteError(
+        raise errors.StoppedError(
             "the site has refused a request of this run because of its rows, and "
             "answers nothing but that request again and the end of the run: many such "
             "refusals would tell the rows"

@@ -25,6 +25,7 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
+from strategies.setup.extract import Extracted
 from strategies.setup.labels import beside_offset, gather_labels, objective_of
 from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import (
@@ -32,6 +33,7 @@ from strategies.setup.row_weights import (
     drop_weightless,
     row_weights,
 )
+from tp_flower.arrays import IntArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.heads import Contribution
@@ -219,15 +221,14 @@ class ModelStrategy(RoundStrategy):
         )
 
 
-class Predict(ModelStrategy):
-    """Predict the rows of a query with a saved model.
+class PredictingStrategy(ModelStrategy):
+    """Base of the strategies that predict rows, which need no label.
 
     Attributes:
-        predictions: of the joined rows, once they are scored.
+        response: the meaning of the scores, once rows are joined.
     """
 
-    name = PREDICT
-    predictions: pa.Table
+    response: Response
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
@@ -235,29 +236,29 @@ class Predict(ModelStrategy):
         rows = Unlabelled(self.manifest.label_table, columns, keeps=(OFFSET,))
         return self.query.bind(schemas, rows)
 
-    def model_rounds(
+    def join_predicted(
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
-        """Score the joined rows, and name them."""
+        """Return the joined rows that are to be predicted."""
         _check_row_key(self.settings)
-        response = self._response()
-        joined = yield from join_rows(
-            bound, columns, missing, self.settings, self.inventory
+        self.response = self._read_response()
+        return join_rows(bound, columns, missing, self.settings, self.inventory)
+
+    def predict_rows(
+        self, joined: Joined, whole: Joined | None = None
+    ) -> Generator[Requests, Replies, pa.Table]:
+        """Return the predictions of joined rows, all of the run or some of a whole."""
+        scores = yield from score(
+            joined, self.manifest, self.settings, self.inventory, whole
         )
-        scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         offset = joined.offset
         if offset is not None:
             scores = scores + offset[:, None]
         scored = prediction_files.Scored(joined.label_rows, scores, joined.is_partial)
-        # a joined row is named by a keyed hash of its row key, or by its position
-        names = pa.array(scored.rows)
-        hashes = joined.extracted.row_hashes
-        if hashes is not None:
-            names = hex_texts(hashes[scored.rows])
-        self.predictions = prediction_files.prediction_table(names, scored, response)
-        return joined
+        names = row_names(joined.extracted, scored.rows)
+        return prediction_files.prediction_table(names, scored, self.response)
 
-    def _response(self) -> Response:
+    def _read_response(self) -> Response:
         """Return the meaning of the scores, at the times that the run asks for."""
         response = self.manifest.response
         times = self.settings.survival_times
@@ -269,6 +270,36 @@ class Predict(ModelStrategy):
                 "survival by: leave it empty"
             )
         return replace(response, times=times)
+
+
+class Predict(PredictingStrategy):
+    """Predict the rows of a query with a saved model.
+
+    Attributes:
+        predictions: of the joined rows, once they are scored.
+    """
+
+    name = PREDICT
+    predictions: pa.Table
+
+    def model_rounds(
+        self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
+    ) -> Generator[Requests, Replies, Joined]:
+        """Score the joined rows, and name them."""
+        joined = yield from self.join_predicted(bound, columns, missing)
+        self.predictions = yield from self.predict_rows(joined)
+        return joined
+
+
+def row_names(extracted: Extracted, rows: IntArray) -> pa.Array:
+    """Return names of rows of the label table: keyed hashes of their row keys.
+
+    Without a row key they are their positions.
+    """
+    hashes = extracted.row_hashes
+    if hashes is None:
+        return pa.array(rows)
+    return hex_texts(hashes[rows])
 
 
 def _check_row_key(settings: Settings) -> None:
@@ -382,7 +413,7 @@ class Evaluate(ModelStrategy):
         return labels
 
 
-def _with_row_keys(predictions: pa.Table, grid: InProcessGrid) -> pa.Table:
+def with_row_keys_of(grid: InProcessGrid, predictions: pa.Table) -> pa.Table:
     """Return predictions with the row keys that the sites of this process have kept."""
     row_key_tables = [
         pq.read_table(file)
@@ -419,7 +450,7 @@ def use_model(
         path = folder / prediction_files.PREDICTIONS_FILE
         table = strategy.predictions
         if isinstance(grid, InProcessGrid) and settings.row_key:
-            table = _with_row_keys(table, grid)
+            table = with_row_keys_of(grid, table)
         metadata = {
             "model": str(manifest.model),
             "query": query.to_sql(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from strategies.run.replies import addends_of, array_of, bins_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.masking import ScoreMasking, check_masks, mask_scores
+from strategies.setup.masking import ScoreMasking, check_masks, unmatched_rows
 from strategies.setup.problem import SCORES, LocalArray
 from tp_flower.arrays import NO_BIN, AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
@@ -31,6 +32,8 @@ from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.learning.joint_trees import share_of
 from tp_flower.learning.key_factors import add_products
+from tp_flower.privacy.score_masks import FixedPoint
+from tp_flower.protocol.fields import MASKED
 from tp_flower.protocol.inference_messages import (
     DividePart,
     DivideRequest,
@@ -63,6 +66,11 @@ class Joined:
         for table in self.missing.joined_only(self.bound.label_table).sites:
             partial |= self.mapping.tables[table].is_absent
         return partial
+
+    @cached_property
+    def unmatched(self) -> Mapping[int, dict[str, AnyArray]]:
+        """By part and by group, the rows that a LEFT JOIN finds no partner for."""
+        return unmatched_rows(self.bound, self.extracted, self.mapping)
 
     @property
     def label_rows(self) -> IntArray:
@@ -104,16 +112,23 @@ def join_rows(
 
 
 def score(
-    joined: Joined, manifest: Manifest, settings: Settings, inventory: Inventory
+    joined: Joined,
+    manifest: Manifest,
+    settings: Settings,
+    inventory: Inventory,
+    whole: Joined | None = None,
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return the scores of the joined rows by a saved model, (N, d_c).
 
-    Of a model that was boosted from another, the other's are added.
+    Of a model that was boosted from another, the other's are added. If they are some of
+    the run's joined rows, ``whole`` has all: a row has a partner in a LEFT JOIN or none
+    in all rounds of a run.
     """
+    whole = whole or joined
     start = np.array(manifest.base_score)
     if manifest.start:
         first = resolve(home_folder(), manifest.start)
-        start = yield from score(joined, first, settings, inventory)
+        start = yield from score(joined, first, settings, inventory, whole)
     all_parts = joined.extracted.all_parts
     part_numbers = model_parts(manifest, all_parts, inventory)
     # by part, which of its rows are in some joined row
@@ -132,9 +147,7 @@ def score(
     head = manifest.scorer
     unit = manifest.score_unit
     check_masks(type(head), settings)
-    masking = mask_scores(
-        settings, joined.bound, joined.extracted, joined.mapping, unit
-    )
+    masking = _masking(settings, whole, unit)
     request = ScoreRequest(
         model_name=manifest.name,
         model_version=manifest.model_version,
@@ -164,6 +177,14 @@ def score(
     scores = _combine_tables(scored, manifest, start, local, masking)
     # products were fitted to what tables and trees leave: no share of them counts
     return _add_trees(scores, joined, manifest, replies, masks) + products
+
+
+def _masking(settings: Settings, joined: Joined, unit: float) -> ScoreMasking:
+    """Return the masks of scores of all joined rows, if any are wanted."""
+    if settings.privacy.scores != MASKED:
+        return ScoreMasking()
+    point = FixedPoint.for_scores(unit, len(joined.bound.tables))
+    return ScoreMasking(point, joined.unmatched)
 
 
 def _places(

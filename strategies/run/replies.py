@@ -61,7 +61,10 @@ def collect_replies(
         else:
             answers[node] = outcome
     if refused:
-        raise type(refused[0])(errors.join_problems(map(str, refused)))
+        # a site that has stopped refuses whatever else the errors advise
+        stopped = [e for e in refused if isinstance(e, errors.StoppedError)]
+        kind = type((stopped or refused)[0])
+        raise kind(errors.join_problems(map(str, refused)))
     if behind:
         raise BehindSites(behind)
     # one error names all that are silent
@@ -152,6 +155,7 @@ def _error_of(
 _ERRORS: Mapping[errors.ErrorKind, type[errors.TPFlowerError]] = {
     errors.ErrorKind.TRANSIENT: errors.UnavailableError,
     errors.ErrorKind.DIVERGED: errors.DivergedError,
+    errors.ErrorKind.STOPPED: errors.StoppedError,
 }
 
 

@@ -189,7 +189,7 @@ def _missing_text(
         hint = ""
         if close:
             hint = f" (did you mean {close[0]!r}{quoted}?)"
-        problems.append(f"no site hosts table {name!r}{hint}")
+        problems.append(f"{no_host(name)}{hint}")
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")
     return (
@@ -197,6 +197,11 @@ def _missing_text(
         f"(wait-seconds = {settings.wait_seconds:g}); hosted tables: "
         f"{', '.join(tables) or 'none'}"
     )
+
+
+def no_host(table: str) -> str:
+    """Return the problem that no site hosts a table."""
+    return f"no site hosts table {table!r}"
 
 
 def read_inventory(described: Mapping[int, Packet]) -> Inventory:

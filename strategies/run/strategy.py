@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO, WARNING
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -27,7 +27,7 @@ from strategies.run.replies import BehindSites
 from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import DivergedError
+from tp_flower.errors import DivergedError, TPFlowerError
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, merge_last_epoch
@@ -144,6 +144,8 @@ class RoundStrategy(Strategy):
     """Base of the strategies that exchange rounds of messages with a query's sites."""
 
     name: str
+    goes_on_after: ClassVar[tuple[type[TPFlowerError], ...]] = (DivergedError,)
+    """Errors of sites that the rounds are told of where they wait for replies."""
 
     def __init__(
         self,
@@ -298,8 +300,8 @@ class RoundStrategy(Strategy):
         replies = list(replies)
         try:
             collected, answered = self.session.collect_replies(request, replies)
-        except DivergedError as error:
-            return self._take_divergence(server_round, request, replies, error)
+        except self.goes_on_after as error:
+            return self._take_error(server_round, request, replies, error)
         self._take(collected)
         report = self._report(
             server_round, request, collected.answers, answered, received_at
@@ -309,37 +311,41 @@ class RoundStrategy(Strategy):
             self._on_round(report)
         return self._epoch_result()
 
-    def _take_divergence(
+    def _take_error(
         self,
         server_round: int,
         request: exchange.Requests,
         replies: list[Message],
-        error: DivergedError,
+        error: TPFlowerError,
     ) -> tuple[None, None]:
-        """Let the method end the run after a round that some sites could not take.
+        """Let the method go on after a round that some sites did not carry out.
 
         Raises:
-            DivergedError: the method has no model that it could end with.
+            TPFlowerError: the method cannot go on.
         """
         received_at = time.perf_counter()
         self._throw(error)
         by_node = {
             self.session.transport.node_of(message): message for message in replies
         }
-        answered = {
-            node: item for node, item in by_node.items() if node not in error.nodes
-        }
+        diverged = error if isinstance(error, DivergedError) else None
+        answered: dict[int, Message] = {}
+        if diverged is not None:
+            answered = {n: m for n, m in by_node.items() if n not in diverged.nodes}
         report = self._report(server_round, request, {}, answered, received_at)
-        self.session.end_round(request.action, report, answered, error)
+        self.session.end_round(request.action, report, answered, diverged)
         if self._on_round is not None:
             self._on_round(report)
         return None, None
 
-    def _throw(self, error: DivergedError) -> None:
+    def _throw(self, error: TPFlowerError) -> None:
         """Raise an error where the method waits for replies; take its next request."""
         if self._progress.method is None:
             raise error
-        self._progress.pending = self._progress.method.throw(error)
+        try:
+            self._progress.pending = self._progress.method.throw(error)
+        except StopIteration:
+            self._progress.pending = None
 
     def _take(self, replies: exchange.Replies) -> None:
         """Record the accounts of the sites; give the method its replies."""

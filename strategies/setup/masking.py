@@ -82,6 +82,18 @@ def mask_scores(
     """
     if settings.privacy.scores != MASKED:
         return ScoreMasking()
+    point = FixedPoint.for_scores(unit, len(bound.tables))
+    return ScoreMasking(point, unmatched_rows(bound, extracted, mapping))
+
+
+def unmatched_rows(
+    bound: BoundQuery, extracted: Extracted, mapping: TableMapping
+) -> dict[int, dict[str, AnyArray]]:
+    """Return by part and by group the rows without a partner, a bit each.
+
+    Raises:
+        QueryError: a LEFT JOIN finds partners for a row in some joined rows only.
+    """
     unmatched: dict[int, dict[str, AnyArray]] = {}
     for number, join in enumerate(bound.joins):
         group = join_group(number)
@@ -94,7 +106,7 @@ def mask_scores(
                     unmatched.setdefault(part.number, {})[group] = pack_bits(
                         alone[rows]
                     )
-    return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), unmatched)
+    return unmatched
 
 
 def _rows_without_partner(

@@ -12,6 +12,8 @@ Notation
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Final, Self
 
 import msgspec
@@ -53,7 +55,7 @@ class TableEncoder:
     dropped: tuple[str, ...] = ()
     fitted: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """The name of each encoded column, d in all; categories appear as hashes."""
         return tuple(name for item in self.encodings for name in item.feature_names)
@@ -67,7 +69,13 @@ class TableEncoder:
         """Return the name of the feature that an encoded column is of."""
         return self.owners[column].name
 
-    @property
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """The encoded columns of each encoding."""
+        ends = accumulate(len(item.feature_names) for item in self.encodings)
+        return tuple(slice(*pair) for pair in pairwise((0, *ends)))
+
+    @cached_property
     def stored(self) -> int:
         """Number of values that a sparse row stores.
 
@@ -233,10 +241,9 @@ class SiteEncoder:
     ) -> list[tuple[slice, Writer]]:
         """Return the writer of each encoding, with the columns that it fills."""
         writers = []
-        start = 0
-        for encoding in self.encoder.encodings:
+        encoder = self.encoder
+        for encoding, span in zip(encoder.encodings, encoder.spans, strict=True):
             name = encoding.name
-            right = start + len(encoding.feature_names)
             if name not in columns:
                 raise SchemaError(
                     f"feature {name!r} is not among the shard's: {', '.join(columns)}"
@@ -246,8 +253,7 @@ class SiteEncoder:
                 write = self.find(encoding, categories.texts).writer(categories)
             else:
                 write = encoding.writer(columns[name])
-            writers.append((slice(start, right), write))
-            start = right
+            writers.append((span, write))
         return writers
 
     def find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:

@@ -27,6 +27,10 @@ TRAIN: Final = "train"
 EXPLAIN: Final = "explain"
 PREDICT: Final = "predict"
 EVALUATE: Final = "evaluate"
+SERVE: Final = "serve"
+WITH_A_MODEL: Final = (PREDICT, EVALUATE, SERVE)
+"""The modes that use a saved model, and train nothing."""
+PREDICTING: Final = (PREDICT, SERVE)
 
 STOP: Final = "stop"
 MEAN: Final = "mean"
@@ -38,14 +42,14 @@ TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 _RESUMED: Final = Readers(
     modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
 )
-_PREDICT_ALONE: Final = Readers(
-    modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
+_PREDICTING_ALONE: Final = Readers(
+    modes=PREDICTING, refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
 )
 _EVALUATE_ALONE: Final = Readers(
     modes=(EVALUATE,), refusal=f"is for mode {EVALUATE!r} only, not {{mode!r}}"
 )
 _WITH_A_MODEL: Final = Readers(
-    modes=(PREDICT, EVALUATE),
+    modes=WITH_A_MODEL,
     refusal="{value!r} is for modes 'predict' and 'evaluate' only, not {mode!r}",
 )
 MOST_TIMES: Final = 100
@@ -94,8 +98,9 @@ class RunSettings:
     mode: str = setting(
         TRAIN,
         'What to do: "train"; "explain": the query, sizes and costs, without training; '
-        '"predict" or "evaluate" with a saved model.',
-        OneOf((TRAIN, EXPLAIN, PREDICT, EVALUATE)),
+        '"predict" or "evaluate" with a saved model, or "serve": predict, as requests '
+        "come.",
+        OneOf((TRAIN, EXPLAIN, *WITH_A_MODEL)),
     )
     resume: str = setting(
         "",
@@ -115,7 +120,7 @@ class RunSettings:
         '"predict": columns of the label table that identify a predicted row, '
         '"f.flight, f.time_hour".',
         Form("columns, comma separated", _row_key),
-        _PREDICT_ALONE,
+        _PREDICTING_ALONE,
     )
     survival_times: tuple[float, ...] = setting(
         (),
@@ -123,7 +128,7 @@ class RunSettings:
         'have the probability of no event, "30, 365"; without any, the quartiles of '
         "the times of events in training.",
         Form("times, comma separated", _SURVIVAL_TIMES),
-        _PREDICT_ALONE,
+        _PREDICTING_ALONE,
         is_operational=True,
     )
     importances: int = setting(

@@ -22,7 +22,7 @@ from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerm
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO, items_of
-from tp_flower.settings.run import EXPLAIN, PREDICT, REGRESSION, TRAIN
+from tp_flower.settings.run import EXPLAIN, PREDICTING, REGRESSION, TRAIN
 from tp_flower.terms.groups import grouped_parts, key_groups
 
 
@@ -53,7 +53,7 @@ def _extract_part(
         if plan := label_plan(settings):
             fields["label_privacy"] = LabelTerms(**asdict(plan))
         fields["local_label"] = local_label(settings)
-    if part.table == proposal.label_table and settings.mode == PREDICT:
+    if part.table == proposal.label_table and settings.mode in PREDICTING:
         fields["row_key"] = row_key(settings)
     if part.table == proposal.split_table and not settings.metrics_by:
         fields["split"] = split_terms(settings, len(proposal.shards_of(part.table)))

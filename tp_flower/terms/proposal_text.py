@@ -20,7 +20,7 @@ from tp_flower.protocol.proposal import (
 )
 from tp_flower.query import Fragment
 from tp_flower.settings import Settings
-from tp_flower.settings.run import EVALUATE, PREDICT, TRAIN
+from tp_flower.settings.run import EVALUATE, PREDICT, SERVE, TRAIN, WITH_A_MODEL
 from tp_flower.settings.run_config import changed_settings
 from tp_flower.settings.search import candidates_of, fits_of
 from tp_flower.settings.training import MLP
@@ -34,6 +34,17 @@ _BY_POLICY: Final = (
     'of the table, or gains of trees; with releases.categories = "clear" the texts of '
     "their categories, too"
 )
+_TASKS: Final[Mapping[str, str]] = {
+    PREDICT: "predicts these rows",
+    EVALUATE: "is measured on these rows",
+    SERVE: "predicts some of these rows at a time, as requests name them, until it "
+    "is ended",
+}
+_HOW_OFTEN: Final[Mapping[str, str]] = {
+    PREDICT: "once",
+    EVALUATE: "once",
+    SERVE: "whenever a request names the row",
+}
 _INDENT = "  "
 _WIDTH = 100
 
@@ -163,12 +174,9 @@ def _training(
     if labels:
         label = f"{', '.join(map(printable, labels))} of {table}"
     yield f"label: {label}"
-    if settings.mode in (PREDICT, EVALUATE):
-        if settings.mode == PREDICT:
-            task = "predicts these rows"
-        else:
-            task = "is measured on these rows"
+    if settings.mode in WITH_A_MODEL:
         model = printable(settings.model_name)
+        task = _TASKS[settings.mode]
         yield f"nothing is trained: the saved model {model} {task}"
         return
     epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
@@ -224,7 +232,7 @@ def _protection(settings: Settings) -> Iterator[str]:
 def _label_protection(settings: Settings) -> str:
     """Return what covers labels, or that they stay at their sites."""
     privacy = settings.privacy
-    if settings.method.keeps_labels and settings.mode not in (PREDICT, EVALUATE):
+    if settings.method.keeps_labels and settings.mode not in WITH_A_MODEL:
         return "none leave"
     if not privacy.covers_labels:
         return "in the clear"
@@ -237,7 +245,7 @@ def _label_protection(settings: Settings) -> str:
 def _score_protection(settings: Settings) -> str:
     """Return what covers the scores of rows, or that there are none."""
     privacy = settings.privacy
-    if not (settings.method.sends_scores or settings.mode in (PREDICT, EVALUATE)):
+    if not (settings.method.sends_scores or settings.mode in WITH_A_MODEL):
         return "none leave"
     scores = "in the clear"
     if privacy.scores == MASKED:
@@ -288,7 +296,7 @@ def _meaning(
                 f"{name} tells the sites of {takers}, sealed, at which times each of "
                 "its keys has rows: by name the keys that they have or guess"
             )
-    if settings.method.joins and settings.mode not in (PREDICT, EVALUATE):
+    if settings.method.joins and settings.mode not in WITH_A_MODEL:
         yield _BY_POLICY
 
 
@@ -309,7 +317,7 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     """Yield what the server learns of a table."""
     privacy = settings.privacy
     joins_rows = settings.method.joins
-    is_used = settings.mode in (PREDICT, EVALUATE)
+    is_used = settings.mode in WITH_A_MODEL
     if fragment.keys:
         yield "which of its rows take part, and have equal join keys"
     method = settings.method
@@ -328,7 +336,7 @@ def _learned_by_server(fragment: Fragment, settings: Settings) -> Iterator[str]:
     elif privacy.scores != MASKED:
         yield "the scores of each row, which tell its features"
     else:
-        when = "once" if is_used else "in every epoch"
+        when = _HOW_OFTEN.get(settings.mode, "in every epoch")
         yield f"for each joined row the sum of its score and the other tables', {when}"
 
 
@@ -337,7 +345,7 @@ def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
 
     Of bins those that the run asks for by their number; others a policy names.
     """
-    is_used = settings.mode in (PREDICT, EVALUATE)
+    is_used = settings.mode in WITH_A_MODEL
     if not is_used and (more := settings.rules.tells(settings)):
         yield more
     if settings.importances and fragment.features:
@@ -354,7 +362,7 @@ def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
 
 def _told_sites(settings: Settings, tables: int) -> str:
     """Return what the sites of other tables learn from a table; "" for nothing."""
-    is_used = settings.mode in (PREDICT, EVALUATE)
+    is_used = settings.mode in WITH_A_MODEL
     if settings.inspects:
         return (
             "the label and the score of the joined rows, by way of the server; from "

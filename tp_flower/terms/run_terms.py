@@ -18,7 +18,15 @@ from tp_flower.protocol.training_messages import Outline, PrivacyTerms, Update
 from tp_flower.query import Fragment
 from tp_flower.settings import Settings
 from tp_flower.settings.rules import rules_of
-from tp_flower.settings.run import EVALUATE, EXPLAIN, JOINED, PREDICT, TRAIN
+from tp_flower.settings.run import (
+    EVALUATE,
+    EXPLAIN,
+    JOINED,
+    PREDICT,
+    SERVE,
+    TRAIN,
+    WITH_A_MODEL,
+)
 from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.fits import CountedFit
@@ -115,10 +123,10 @@ class RunTerms:
             and (self.fit is not None or not self.is_search),
             # nothing is told of rows whose scores do not leave
             Action.RANK: settings.mode in (PREDICT, EVALUATE)
-            or settings.method.sends_scores,
+            or (settings.method.sends_scores and not self.is_resident),
             **dict.fromkeys(
                 (Action.SCORE, Action.DIVIDE),
-                settings.mode in (PREDICT, EVALUATE) or bool(settings.start),
+                settings.mode in WITH_A_MODEL or bool(settings.start),
             ),
             Action.INSPECT: settings.mode == EVALUATE and settings.inspects,
             Action.BINS: is_training and settings.asks_bins,
@@ -128,6 +136,11 @@ class RunTerms:
         rules = map(rules_of, METHODS.values())
         begins = [rule.begins[action] for rule in rules if action in rule.begins]
         return any(is_begun(settings) for is_begun in begins)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether rows are scored as requests ask for them, some at a time."""
+        return self.settings.mode == SERVE
 
     @property
     def is_search(self) -> bool:

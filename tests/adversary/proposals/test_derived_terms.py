@@ -182,6 +182,7 @@ def test_a_run_begins_with_messages_of_its_own_method_alone(method):
     [
         ({"mode": "train", "strategy": "admm"}, True),
         ({"mode": "predict", "strategy": "admm", "model-name": "m"}, True),
+        ({"mode": "serve", "strategy": "admm", "model-name": "m"}, False),
         ({"mode": "train", "strategy": "moments"}, False),
         ({"mode": "explain", "strategy": "moments"}, False),
     ],

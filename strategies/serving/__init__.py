@@ -1,0 +1,1 @@
+"""A scorer that stays: it keeps a session with the sites, and predicts over HTTP."""
