@@ -38,7 +38,13 @@ from tp_flower.reports.likelihood import (
     likelihood_ratio,
 )
 from tp_flower.reports.moments import METHOD, JoinAnswers
-from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
+from tp_flower.reports.results import (
+    Compared,
+    Evaluation,
+    Explanation,
+    Predictions,
+    Result,
+)
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
 if TYPE_CHECKING:
@@ -221,7 +227,7 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-class FittedModel(Result):
+class FittedModel(Compared):
     """A model that was trained on the result of a query.
 
     Its sites keep their parts. In a simulation these are in the home of the run, and
