@@ -120,8 +120,8 @@ def threshold_curve(
     Labels are 0 or 1. An entry for each of at most 50 thresholds, the highest first:
     ``rows`` are taken, a ``share`` of all; ``recall`` is the share of the rows of label
     1 that are among them, ``false_alarms`` that of label 0, and ``precision`` the share
-    of label 1 among them. ``probability`` is the mean of the rows that the last
-    threshold let out. Shares are by weight.
+    of label 1 among them. ``probability`` is the mean of the rows that are taken since
+    the threshold before. Shares are by weight.
 
     These are the points of the ROC curve, of precision and recall, and of cumulative
     gains. They divide each tenth of :func:`shares_by_tenth`, and at least

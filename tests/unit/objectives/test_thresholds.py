@@ -1,5 +1,7 @@
 """Curves of thresholds and calibration, against scikit-learn and SciPy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from scipy.stats import binomtest
 from sklearn import metrics as known
 
 from tests.support.reference.families import Family
+from tp_flower.errors import ModelError
 from tp_flower.objectives.comparison import (
     LEAST_GROUP,
     means_by_tenth,
@@ -17,6 +20,8 @@ from tp_flower.objectives.comparison import (
     threshold_curve,
     wilson_interval,
 )
+from tp_flower.reports.records import CompletedRun
+from tp_flower.reports.results import Compared
 
 MOST_THRESHOLDS = 50
 
@@ -122,3 +127,12 @@ def test_a_report_of_two_classes_has_the_brier_score_and_the_curve():
     assert entries["calibration"]["brier"] == pytest.approx(brier)
     expected = threshold_curve(probabilities, labels, weights)
     assert entries["curve"] == [pytest.approx(point) for point in expected]
+
+
+def test_the_curve_in_python_is_that_of_the_report_or_refused():
+    points = threshold_curve(*problem(60, 9, is_weighted=False))
+    done = CompletedRun(report={"curve": points}, folder=Path())
+    assert Compared(done, None).curve.to_dict("records") == points
+    without = Compared(CompletedRun(report={"curve": []}, folder=Path()), None)
+    with pytest.raises(ModelError, match="no curve of thresholds: it is of two"):
+        without.curve  # noqa: B018
