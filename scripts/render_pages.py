@@ -65,6 +65,14 @@ report says what was chosen. An encoder may also be set by a key of its own,
 """
 START: Final = "<!-- messages: made by scripts/render_pages.py -->"
 END: Final = "<!-- end of messages -->"
+KEYWORDS_START: Final = "<!-- keywords: made by scripts/render_pages.py -->"
+KEYWORDS_END: Final = "<!-- end of keywords -->"
+KEYWORDS: Final = (
+    *("strategy", "model", "loss", "task", "l2", "num-epochs", "seed", "encoders"),
+    *("test-fraction", "test-split", "sample", "model-name", "standard-errors"),
+    *("row-key", "importances", "metrics-by", "privacy.labels", "privacy.scores"),
+)
+"""The settings that the page of the Python API lists, as keyword arguments."""
 OUTLINE_START: Final = "<!-- outline of {path}: made by scripts/render_pages.py -->"
 OUTLINE_END: Final = "<!-- end of outline -->"
 OUTLINES: Final = {
@@ -154,7 +162,10 @@ def render_pages() -> dict[str, str]:
     """Return the text of every page by its path, as it should be."""
     texts = {
         path: (ROOT / path).read_text(encoding="utf-8")
-        for path in ("pyproject.toml", "ARCHITECTURE.md", "CONTRIBUTING.md")
+        for path in (
+            *("pyproject.toml", "ARCHITECTURE.md", "CONTRIBUTING.md"),
+            "docs/reference/api.md",
+        )
     }
     return {
         "pyproject.toml": replace_config(texts["pyproject.toml"]),
@@ -164,6 +175,12 @@ def render_pages() -> dict[str, str]:
             texts["ARCHITECTURE.md"], START, END, message_table()
         ),
         "CONTRIBUTING.md": _replace_outlines(texts["CONTRIBUTING.md"]),
+        "docs/reference/api.md": _replace(
+            texts["docs/reference/api.md"],
+            KEYWORDS_START,
+            KEYWORDS_END,
+            keyword_table(),
+        ),
     }
 
 
@@ -224,25 +241,41 @@ def _default(setting: Setting) -> str:
     return json.dumps(setting.render(setting.default), ensure_ascii=False)
 
 
-def _settings_section(group: type) -> str:
+def keyword_table() -> str:
+    """Return the settings that most calls from Python use, as keyword arguments."""
+    groups_of_settings = (*groups(), PrivacySettings)
+    settings = {
+        each.key: each for group in groups_of_settings for each in declared(group)
+    }
     rows = []
-    for setting in declared(group):
-        allowed = "true, false" if setting.type is bool else setting.allowed
-        cells = (
-            f"`{setting.key}`",
-            f"`{_default(setting)}`",
-            "any" if allowed is None else str(allowed),
-            readers_of(setting),
-            setting.doc,
-        )
-        # a cell shows what stands in backticks unchanged
-        escaped = (
-            re.sub(r"`[^`]*`|([<*|])", lambda m: f"\\{m[1]}" if m[1] else m[0], cell)
-            for cell in cells
-        )
-        rows.append(list(escaped))
+    for key in KEYWORDS:
+        name, default, allowed, _, doc = _setting_cells(settings[key])
+        keyword = name.replace("-", "_").replace(".", "_")
+        rows.append([keyword, default, allowed, doc])
+    return _table("| keyword | default | allowed | |", rows)
+
+
+def _settings_section(group: type) -> str:
+    rows = [_setting_cells(setting) for setting in declared(group)]
     table = _table("| setting | default | allowed | read by | |", rows)
     return f"## {_title(group).rstrip('.')}\n\n{table}\n"
+
+
+def _setting_cells(setting: Setting) -> list[str]:
+    """Return a setting's name, default, allowed values, readers and text, for a row."""
+    allowed = "true, false" if setting.type is bool else setting.allowed
+    cells = (
+        f"`{setting.key}`",
+        f"`{_default(setting)}`",
+        "any" if allowed is None else str(allowed),
+        readers_of(setting),
+        setting.doc,
+    )
+    # a cell shows what stands in backticks unchanged
+    return [
+        re.sub(r"`[^`]*`|([<*|])", lambda m: f"\\{m[1]}" if m[1] else m[0], cell)
+        for cell in cells
+    ]
 
 
 def render_messages() -> str:

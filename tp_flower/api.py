@@ -4,11 +4,6 @@
 objects with the content of `report.json`. The command line and the Flower app carry out
 their settings by :func:`run`, and print what it returns.
 
-Sites are the path of a tables file, a dictionary of site to tables, a
-:class:`Federation` that runs, or a Grid of Flower. A table of a dictionary is a data
-frame (pandas, polars, Arrow), a path, a URI, keys of a tables file, or a list of these,
-its shards. "" stands for the built-in flights.
-
 A *home* is a folder with the models of runs (``models/``), their reports (``runs/``)
 and what simulated sites keep (``state/``). The server's half and the sites' are loaded
 by name when a run begins, because they never import each other.
@@ -38,7 +33,13 @@ from tp_flower.reports.likelihood import (
     likelihood_ratio,
 )
 from tp_flower.reports.moments import METHOD, JoinAnswers
-from tp_flower.reports.results import Evaluation, Explanation, Predictions, Result
+from tp_flower.reports.results import (
+    Compared,
+    Evaluation,
+    Explanation,
+    Predictions,
+    Result,
+)
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
 if TYPE_CHECKING:
@@ -96,15 +97,23 @@ def fit(
 
     Args:
         query: SQL; the column ``AS label`` is to be predicted, all others are features.
-        sites: as the module describes them.
+        sites: the tables by their names in the query, by site, as
+            ``{"bank": {"customers": frame}}``. A table is a data frame (pandas, polars,
+            Arrow), a path, a URI, keys of a tables file, or a list of these, its
+            shards. Or: the path of a tables file, a running :class:`Federation`, a Grid
+            of Flower, "" for the built-in flights.
         home: folder for the model, its report and the state of simulated sites; None is
             a temporary one, deleted with the last result that needs it.
-        settings: of the run, with underscores: ``num_epochs=5``,
-            ``privacy_labels="laplace"``; ``progress=True`` prints a line per epoch.
+        settings: of the run, with underscores: ``l2=1e-3``, ``strategy="boost"``,
+            ``privacy_labels="laplace"``. By default a fifth of the label table's rows
+            is held out; ``progress=True`` prints a line per epoch.
+
+    Returns:
+        The model, with its metrics and the report of the run.
 
     Raises:
         SettingsError: a setting is unknown or refused; it names the closest one.
-        TPFlowerError: the query, a table or a site ends the run.
+        TPFlowerError: the query (QueryError, SchemaError), a table or a site ends it.
 
     >>> import pandas as pd
     >>> orders = pd.DataFrame({"customer": [0, 1, 2, 3], "paid": [1.0, 3.0, 5.0, 7.0]})
@@ -127,7 +136,8 @@ def explain(
 ) -> Explanation:
     """Explain the training that :func:`fit` would do, by its set-up alone.
 
-    Arguments and errors are those of :func:`fit`; no model is trained.
+    Arguments and errors are those of :func:`fit`; no model is trained. What it returns
+    says what is joined, what it would cost, and who would learn what.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.0]})
@@ -167,7 +177,9 @@ def moments(
 def load(folder: FilePath) -> "FittedModel":
     """Return the model that ``save`` has written, or that of a run's folder.
 
-    The parts of a run's model are looked up in the user's home, ``~/.tp_flower``.
+    Args:
+        folder: of the saved model, or of a run, as ``~/.tp_flower/runs/NAME``, the
+            parts of whose model are looked up in the user's home, ``~/.tp_flower``.
 
     Raises:
         TPFlowerError: there is no report of a completed training, or no manifest.
@@ -202,7 +214,7 @@ def run(
 
     Args:
         settings: the run's, with its mode and its query.
-        sites: as the module describes them; None are those of the setting `tables`.
+        sites: see :func:`fit`; None are those of the setting `tables`.
         home: see :func:`fit`; None is the user's, ``~/.tp_flower``.
         announce: is called with the lines that tell of the progress.
 
@@ -221,7 +233,7 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-class FittedModel(Result):
+class FittedModel(Compared):
     """A model that was trained on the result of a query.
 
     Its sites keep their parts. In a simulation these are in the home of the run, and

@@ -41,7 +41,7 @@ def table_one(
             that is shown has at least.
 
     Returns:
-        A row for each ``variable``, ``category`` and ``group``, "all" among them:
+        A row for each ``variable``, ``category`` and ``group``, "all" among them, with
         ``count`` and ``missing`` rows, ``mean`` and ``deviation`` of numbers, ``share``
         of categories, of events by time ``events``, ``time`` and ``rate``; ``low`` and
         ``high``, the ends of the interval of 95 % of a share or rate; ``test``,
@@ -89,7 +89,7 @@ def kaplan_meier(
         settings: see :func:`table_one`.
 
     Returns:
-        A row for each ``group`` and ``time`` that is shown: ``at_risk``, ``events``
+        A row for each ``group`` and ``time`` that is shown, with ``at_risk``, ``events``
         since the row before, ``survival``, its Greenwood ``error``, and ``low`` and
         ``high``, the ends of the interval of 95 %. ``attrs`` has the ``log_rank`` test,
         the ``groups`` with their rows and events, and ``notes``.

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from strategies import registry
-from strategies.report_page import convergence
-from strategies.report_page.plots import Axis, Series, line_figure, linear_axis
+from strategies.report_page import convergence, curves
 from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
@@ -331,7 +330,7 @@ def result(report: blocks.Record) -> blocks.Blocks:
     """Yield the outcome, and the rows that a saved model scored."""
     yield _metrics(report)
     yield _classes(report)
-    yield _tenths(report)
+    yield curves.tenths(report)
     yield from warnings(report)
     held_out = report.at("model").text("tested")
     if report.at("metrics") and held_out:
@@ -399,35 +398,6 @@ def _classes(report: blocks.Record) -> blocks.Table:
     if confusion:
         note = blocks.NOTES["classes" if counts else "evaluated-classes"]
     return blocks.Table("Classes", head, rows, note=note)
-
-
-def _tenths(report: blocks.Record) -> blocks.Block | None:
-    """Return the mean label against the mean prediction, by tenths.
-
-    Of two classes, the share of the second against its probability.
-    """
-    groups = [item.numbers() for item in report.records("deciles")]
-    points = sorted(
-        (group["predicted"], group["actual"])
-        for group in groups
-        if group.keys() >= {"predicted", "actual"}
-    )
-    show = console.value_format(value for point in points for value in point)
-    title, across, up = "Label against prediction", "mean prediction", "mean label"
-    note = blocks.NOTES["tenths"]
-    same = "prediction = label"
-    if classes := list(report.at("confusion").content):
-        name = classes[-1]
-        title, across, up = "Calibration", f"probability of {name}", f"share of {name}"
-        same = "probability = share"
-    line = report.at("calibration").numbers()
-    if line.keys() >= {"slope", "intercept"}:
-        note = f"{note} {blocks.NOTES['calibration'].format(**line)}"
-    x = Axis(across, linear_axis, show)
-    y = Axis(up, linear_axis, show)
-    equal = [(predicted, predicted) for predicted, _ in points]
-    lines = [Series("rows not trained on", points), Series(same, equal)]
-    return line_figure(title, x, y, lines, note)
 
 
 def warnings(report: blocks.Record) -> blocks.Blocks:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strategies import registry
 from strategies.disclosures import NOTHING
-from strategies.report_page import inspection, overview, search
+from strategies.report_page import curves, inspection, overview, search
 from strategies.report_page.convergence import convergence
 from strategies.report_page.costs import (
     costs,
@@ -59,6 +59,7 @@ def render(report: Mapping[str, object]) -> str:
     record = Record(report)
     contents = {
         "Result": overview.result(record),
+        "Thresholds": curves.thresholds(record),
         "Query and tables": overview.tables(record),
         "Search": search.sections(record),
         "Convergence": convergence(record),

@@ -5,8 +5,8 @@ the reader's light or dark mode. At 380 pixels (a phone), a unit is a pixel.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -220,22 +220,25 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line: points (x, y) in order of x, and a label at its end."""
+    """One line: points (x, y) in order of x, and a label at its end.
+
+    ``intervals`` are the ends (low, high) of each point's interval, if it has one.
+    """
 
     name: str
     points: Sequence[Point]
     label: str = ""
+    intervals: Sequence[Point] = ()
 
 
 def line_figure(
     title: str, x: Axis, y: Axis, lines: Sequence[Series], note: str = ""
 ) -> Figure | None:
-    """Return the plot of some lines, or None if none of them has a point."""
-    thinned = [
-        Series(line.name, thin(line.points), line.label)
-        for line in lines
-        if line.points
-    ]
+    """Return the plot of some lines, or None if none of them has a point.
+
+    A line whose points have intervals has at most ``MOST_POINTS``.
+    """
+    thinned = [replace(line, points=thin(line.points)) for line in lines if line.points]
     if not thinned:
         return None
     ends = " ".join(_ends(x, y, line) for line in thinned)
@@ -272,7 +275,18 @@ def _ends(x: Axis, y: Axis, line: Series) -> str:
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
     """Return the points of a line plot as a table."""
-    columns = [dict(line.points) for line in lines]
+    columns = []
+    heads = [x.title]
+    for line in lines:
+        heads.append(line.name)
+        columns.append(dict(line.points))
+        if line.intervals:
+            heads += ["low", "high"]
+            positions = [position for position, _ in line.points]
+            columns += [
+                dict(zip(positions, ends, strict=True))
+                for ends in zip(*line.intervals, strict=True)
+            ]
     rows = [
         (
             x.format(position),
@@ -280,9 +294,7 @@ def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
         )
         for position in sorted({position for column in columns for position in column})
     ]
-    return Table(
-        title, (x.title, *(line.name for line in lines)), rows, words=frozenset()
-    )
+    return Table(title, tuple(heads), rows, words=frozenset())
 
 
 @dataclass(frozen=True)
@@ -300,7 +312,12 @@ class _Canvas:
     def fit(cls, x: Axis, y: Axis, lines: Sequence[Series]) -> "_Canvas":
         """Return the canvas that fits all lines and labels."""
         across = x.fit([position for line in lines for position, _ in line.points])
-        upwards = y.fit([value for line in lines for _, value in line.points])
+        upwards = y.fit(
+            [
+                *(value for line in lines for _, value in line.points),
+                *(end for line in lines for ends in line.intervals for end in ends),
+            ]
+        )
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
@@ -350,7 +367,15 @@ class _Canvas:
             tip = f"{line.name}, {self.x.title} {position}: {value}"
             dots.append(_DOT.format(look, x, y, radius, *point, tip))
             path.append(f"{x:.2f},{y:.2f}")
-        return _SERIES.format(style, line.name, " ".join(path), Markup("").join(dots))
+        marks = [*self._intervals(line), *dots]
+        return _SERIES.format(style, line.name, " ".join(path), Markup("").join(marks))
+
+    def _intervals(self, line: Series) -> Iterator[Markup]:
+        """Yield the intervals of a line's points, if they have some."""
+        if line.intervals:
+            for (at, _), ends in zip(line.points, line.intervals, strict=True):
+                (x, low), (_, high) = (self.at((at, end)) for end in ends)
+                yield _LINE.format("reach", x, low, x, high)
 
     def _end_labels(self, lines: Sequence[Series]) -> list[Markup]:
         """Return the labels at the ends of the lines, spread so that none overlap."""

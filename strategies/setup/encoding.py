@@ -20,6 +20,7 @@ from strategies.run.strategy import RoundStrategy
 from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedTables, SplitRows
 from tp_flower.arrays import AnyArray
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.fields import Document
 from tp_flower.terms.groups import table_group
@@ -27,6 +28,8 @@ from tp_flower.terms.groups import table_group
 MANY_CATEGORIES: Final = 0.5
 """Categories per joined row above which a column is taken for an identifier."""
 FEW_CATEGORIES: Final = 20
+ALL_MISSING: Final = 100
+"""Percent of the joined rows, rounded."""
 MOST_LOST: Final = 1
 """Percent of the joined rows that may share the column of rare categories, unsaid."""
 
@@ -70,10 +73,17 @@ def encoding_warnings(
         count = item.categories or 0
         listed = item.listed or 0
         if item.nearly_numbers:
+            column = f"{table}.{quote_name(item.column)}"
             yield (
                 f"{name}: most texts are numbers or dates, yet it is read as text: in "
-                "the tables file `nulls` lists the others, and `types` has its type; "
-                f"or write TRY_CAST({name} AS DOUBLE), of dates AS DATE"
+                "the tables file `nulls` lists the others, and `types` has its type, "
+                '`decimal = ","` reads 0,5 and `dates` a form of dates; or write '
+                f"TRY_CAST({column} AS DOUBLE), of dates AS DATE"
+            )
+        elif item.missing is not None and item.missing >= ALL_MISSING:
+            yield (
+                f"{name}: no value in all joined rows, or almost all: leave it out, or "
+                "look at a cast, which makes texts missing that it cannot read (0,5)"
             )
         elif count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
             yield (

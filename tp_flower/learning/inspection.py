@@ -18,10 +18,11 @@ places, it keeps its score.
 
     share = mean_j |v_j - mean_j v_j|
 
-of what it adds to them, v_j: of a table f(x_j), of a feature of a linear model w x_j.
-The latter is the mean size of SHAP's values where the same joined rows are the
-background (Lundberg and Lee 2017, "A Unified Approach to Interpreting Model
-Predictions", section 4.2). Of several outputs, shares are added up.
+of what it adds to them, v_j: of a table f(x_j), of a feature of a linear model w x_j,
+of one that trees read its SHAP value. In linear models that is the mean size of SHAP's
+values where the same joined rows are the background (Lundberg and Lee 2017, "A Unified
+Approach to Interpreting Model Predictions", section 4.2). Of several outputs, shares
+are added up.
 
 *Partial dependence* (Friedman 2001, "Greedy Function Approximation", section 8.2): by
 how much the mean score changes if all joined rows with a row of the table have one
@@ -200,10 +201,11 @@ def permuted_metrics(
 
 def mean_shares(table: InspectedTable) -> FloatArray:
     """Return the share of the table, and of each feature, (1 + F,); NaN for none."""
+    contributions = table.model.contributions(table.features, table.columns)
     return np.array(
         [
-            np.nan if part is None else _share(part, table.behind)
-            for part in (table.added, *table.parts)
+            np.nan if added is None else _share(added, table.behind)
+            for added in (table.added, *contributions)
         ]
     )
 

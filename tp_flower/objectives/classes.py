@@ -15,11 +15,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, class_counts, effective_rows
+from tp_flower.arrays import FloatArray, class_counts, effective_rows, mean
 from tp_flower.objectives.comparison import (
     calibration,
     confusion,
-    means_by_tenth,
+    shares_by_tenth,
+    threshold_curve,
 )
 from tp_flower.objectives.noise import ClassNoise
 from tp_flower.objectives.objective import Objective
@@ -58,16 +59,20 @@ class ClassResponse(Response):
         """Return how many rows of each class are predicted as each, as `confusion`.
 
         Of two classes also the mean probability and the share of the second, by tenth
-        of the rows, as `deciles`, and the `calibration` of the scores.
+        of the rows, as `deciles`; the `calibration` of the scores, and the `brier`
+        score, the mean square of probability less label; and what is found above some
+        thresholds, as `curve`.
         """
         if self.outputs > 1:
             return {"confusion": confusion(self.classes, predicted, actual)}
         scores = predicted[:, None]
         probabilities = self.probabilities(scores)[:, -1]
+        brier = float(mean((probabilities - actual) ** 2, weights))
         return {
             "confusion": confusion(self.classes, self.predict(scores), actual),
-            "deciles": means_by_tenth(probabilities, actual, weights),
-            "calibration": calibration(predicted, actual, weights),
+            "deciles": shares_by_tenth(probabilities, actual, weights),
+            "calibration": {"brier": brier, **calibration(predicted, actual, weights)},
+            "curve": threshold_curve(probabilities, actual, weights),
         }
 
 

@@ -1,16 +1,19 @@
 """Comparisons of a report: with a constant, and with labels."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, mean
+from tp_flower.arrays import AnyArray, FloatArray, IntArray, effective_rows, mean
 
 MOST_CLASSES: Final = 15  # of a confusion matrix; the rarest are one
 OTHERS: Final = "(other)"
 TENTHS: Final = 10  # groups of rows
 LEAST_GROUP: Final = 10  # rows of which a mean is, at least
+STEPS_OF_TENTH: Final = 5  # of a curve, at most
+CONFIDENCE: Final = 0.95
 MOST_STEPS: Final = 50  # of Newton's
 EXACT: Final = 1e-9
 WORST_CONDITION: Final = 1e12
@@ -62,20 +65,138 @@ def means_by_tenth(
     """Return the mean prediction and label of each tenth of the rows, by prediction.
 
     A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few
-    rows there are fewer groups, or none.
+    rows there are fewer groups, or none. Rows of equal predictions count alike,
+    whatever their order.
     """
-    weights = np.ones(len(labels)) if weights is None else weights
-    groups = min(TENTHS, len(labels) // LEAST_GROUP)
-    if not groups:
-        return []
+    ranked = _in_order(predicted, labels, weights)
+    return [_means(ranked, rows) for rows in _tenths(len(labels))]
+
+
+def shares_by_tenth(
+    probabilities: FloatArray, labels: FloatArray, weights: FloatArray | None = None
+) -> list[dict[str, float]]:
+    """Return :func:`means_by_tenth` of labels 0 or 1, each with an interval of 95 %.
+
+    ``low`` and ``high`` are Wilson's, of rows that are independent; weighted rows are
+    as many as their effective sample size (Kish).
+    """
+    ranked = _in_order(probabilities, labels, weights)
+    tenths = _tenths(len(labels))
+    groups = [_means(ranked, rows) for rows in tenths]
+    sizes = np.array([effective_rows(ranked.weights[rows]) for rows in tenths])
+    found = sizes * [group["actual"] for group in groups]
+    ends = zip(*(end.tolist() for end in wilson_interval(found, sizes)), strict=True)
     return [
-        {
-            "rows": len(rows),
-            "predicted": float(mean(predicted[rows], weights[rows])),
-            "actual": float(mean(labels[rows], weights[rows])),
-        }
-        for rows in np.array_split(np.argsort(predicted, kind="stable"), groups)
+        {**group, "low": low, "high": high}
+        for group, (low, high) in zip(groups, ends, strict=True)
     ]
+
+
+def wilson_interval(found: AnyArray, rows: AnyArray) -> tuple[FloatArray, FloatArray]:
+    """Return the interval of 95 % of probabilities: ``found`` of some rows; NaN of 0.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical
+    Inference".
+
+    >>> low, high = wilson_interval(np.array([15.0]), np.array([40.0]))
+    >>> low.round(3).tolist(), high.round(3).tolist()
+    ([0.242], [0.53])
+    """
+    from scipy.special import ndtri
+
+    square = ndtri(0.5 + 0.5 * CONFIDENCE) ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = found * (rows - found) / rows
+        centre = (found + square / 2.0) / (rows + square)
+        reach = np.sqrt(square * (variance + square / 4.0)) / (rows + square)
+    return np.maximum(centre - reach, 0.0), centre + reach
+
+
+def threshold_curve(
+    probabilities: FloatArray, labels: FloatArray, weights: FloatArray | None = None
+) -> list[dict[str, float]]:
+    """Return what is found if only the rows above a threshold are taken.
+
+    Labels are 0 or 1. An entry for each of at most 50 thresholds, the highest first:
+    ``rows`` are taken, a ``share`` of all; ``recall`` is the share of the rows of label
+    1 that are among them, ``false_alarms`` that of label 0, and ``precision`` the share
+    of label 1 among them. ``probability`` is the mean of the rows that are taken since
+    the threshold before. Shares are by weight.
+
+    These are the points of the ROC curve, of precision and recall, and of cumulative
+    gains. They divide each tenth of :func:`shares_by_tenth`, and at least
+    ``LEAST_GROUP`` rows are between two of them, so that no step is a row's label.
+    Where a threshold would part rows of equal probabilities, it takes a part of all of
+    them: the point is on the line between those before and after them. It is [] if one
+    label is missing.
+    """
+    ranked = _in_order(probabilities, labels, weights)
+    steps = [
+        rows
+        for tenth in _tenths(len(labels))
+        for rows in np.array_split(tenth, _steps_in(len(tenth)))
+    ][::-1]
+    if not steps or not 0.0 < labels.sum() < len(labels):
+        return []
+    of_one = ranked.weights * ranked.labels
+    found = np.cumsum([of_one[rows].sum() for rows in steps])
+    taken = np.cumsum([ranked.weights[rows].sum() for rows in steps])
+    columns = {
+        "rows": np.cumsum([len(rows) for rows in steps]),
+        "probability": np.array([_means(ranked, rows)["predicted"] for rows in steps]),
+        "share": taken / taken[-1],
+        "recall": found / found[-1],
+        "false_alarms": (taken - found) / (taken[-1] - found[-1]),
+        "precision": found / taken,
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Rows by rising prediction, (N,) each; rows of equal predictions are alike."""
+
+    predicted: FloatArray
+    labels: FloatArray
+    weights: FloatArray
+
+
+def _in_order(
+    predicted: FloatArray, labels: FloatArray, weights: FloatArray | None
+) -> _Ranked:
+    """Return the rows in order, those of equal predictions with their means."""
+    weights = np.ones(len(labels)) if weights is None else weights
+    order = np.argsort(predicted, kind="stable")
+    predicted, labels, weights = predicted[order], labels[order], weights[order]
+    is_first = np.append(True, predicted[1:] > predicted[:-1])[: len(labels)]
+    starts = np.flatnonzero(is_first)
+    if 0 < len(starts) < len(labels):
+        run = np.cumsum(is_first) - 1
+        sums = np.add.reduceat(weights, starts)
+        labels = (np.add.reduceat(weights * labels, starts) / sums)[run]
+        weights = (sums / np.bincount(run))[run]
+    return _Ranked(predicted, labels, weights)
+
+
+def _tenths(rows: int) -> list[IntArray]:
+    """Return the positions of each tenth, or larger part, of some rows."""
+    groups = min(TENTHS, rows // LEAST_GROUP)
+    return np.array_split(np.arange(rows), groups) if groups else []
+
+
+def _steps_in(rows: int) -> int:
+    """Return into how many steps a tenth of so many rows is divided."""
+    return min(STEPS_OF_TENTH, rows // LEAST_GROUP)
+
+
+def _means(ranked: _Ranked, rows: IntArray) -> dict[str, float]:
+    weights = ranked.weights[rows]
+    return {
+        "rows": len(rows),
+        "predicted": float(mean(ranked.predicted[rows], weights)),
+        "actual": float(mean(ranked.labels[rows], weights)),
+    }
 
 
 def calibration(

@@ -46,9 +46,15 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     classes   {class: {train: rows, test: rows}}
     confusion {class: {class: test rows of the first, predicted as the second}}
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction; of two
-              classes the probability and the share of the second
-    calibration {slope, intercept}   of the test rows' labels on their scores, of two
-              classes: 1 and 0 of probabilities that hold
+              classes the probability and the share of the second, with {low, high},
+              the share's interval of 95 %
+    calibration {brier, slope, intercept}   of two classes: the mean square of
+              probability less label, and the line of the test rows' labels on their
+              scores, 1 and 0 of probabilities that hold
+    curve     [{rows, probability, share, recall, false_alarms, precision}]   of two
+              classes: which test rows are taken, and which of the second class are
+              among them, if all above a threshold are; see
+              `tp_flower.objectives.comparison.threshold_curve`
     survival  [{stratum, times, hazards, survival}]   of times to an event: the
               cumulative hazard and the survival of a score of 0, where training ended
               with the model that was saved; no stratum where the query names none

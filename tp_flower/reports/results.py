@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from rich.console import Console, RenderableType
 
+from tp_flower.errors import ModelError
 from tp_flower.reports.inspection import (
     dependence_of,
     groups_of,
@@ -116,7 +117,34 @@ class Predictions(Result):
         return frame
 
 
-class Evaluation(Result):
+class Compared(Result):
+    """Predictions of a model that were compared with labels."""
+
+    @property
+    def curve(self) -> "pd.DataFrame":
+        """How much is found of the second of two classes, by threshold.
+
+        Of the held-out rows, or of an evaluation's. A row for each of at most 50
+        thresholds of the probability, the highest first, at least ten rows apart:
+        ``rows`` are taken, a ``share`` of all; ``recall`` of the second class is among
+        them (true positive rate), ``false_alarms`` of the first (false positive rate),
+        and ``precision`` of them are of the second. ``probability`` is the mean of the
+        rows that are taken since the threshold before.
+
+        Raises:
+            ModelError: the report has none, and of what there is one.
+        """
+        import pandas as pd
+
+        if not self.report.get("curve"):
+            raise ModelError(
+                "the report has no curve of thresholds: it is of two classes, both "
+                "among at least ten rows to compare with, whose labels have no noise"
+            )
+        return pd.DataFrame(self.report["curve"])
+
+
+class Evaluation(Compared):
     """How good a saved model is on the rows of a query."""
 
     hint = "metrics has the figures, over all joined rows"

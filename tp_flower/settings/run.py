@@ -384,6 +384,6 @@ class DataSettings:
         '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". Encoders '
         "without statistics (range, categories, hash, cyclic) disclose nothing about "
         'any row: "flights.distance=range(0, 5000)". A table is named by its alias; '
-        'README, "Your data", lists the encoders.',
+        "docs/reference/encoders.md lists the encoders.",
         Form("<table>.<column>=<encoder>; ...", read_entries, render_entries),
     )

@@ -31,8 +31,8 @@ from scipy import special
 
 from scripts.bench.harness import Options, Outcome, train
 from tp_flower.arrays import FloatArray
-from tp_flower.methods.moments.inference import CONFIDENCE
 from tp_flower.methods.moments.settings import CLUSTERED, ROBUST
+from tp_flower.objectives.comparison import CONFIDENCE
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
 

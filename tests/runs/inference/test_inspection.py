@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import lightgbm
 import msgspec
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from tests.support.federated import WatchedGrid, on_requests, write_site
 from tests.support.predicted import features_of, model_of, train
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.groups import OTHERS
+from tp_flower.methods.boost.linear import LinearPart, is_linear
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
@@ -246,6 +248,32 @@ def test_shares_are_the_mean_sizes_of_shap_values_on_the_built_join(models, join
         added = on_join.added(alias, on_join.rows)
         expected = np.abs(added - added.mean()).mean()
         assert shares[alias] == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_shares_in_trees_are_the_mean_sizes_of_lightgbms_shap_values(models):
+    model = models("trees")
+    strategy, _ = evaluate(model, importances=1)
+    items = strategy.outcomes["importances"]["items"]
+    shares = {item["feature"]: item["share"] for item in items}
+    on_join = JoinClassifier(model, joined())
+    for alias, columns in TABLES.items():
+        encoded = on_join.encoded[alias]
+        for feature in columns:
+            of_feature = on_join.owners[alias] == feature
+            # what other columns add to a linear model is a constant then
+            alone = np.where(of_feature, encoded, np.nan)
+            added = np.zeros(len(encoded))
+            for step, text in on_join.models[alias].forest.rounds:
+                if is_linear(text):
+                    added += step * LinearPart.of(text).values(alone)[:, 0]
+                else:
+                    booster = lightgbm.Booster(model_str=text)
+                    values = booster.predict(encoded, pred_contrib=True)
+                    # the last column is the mean
+                    added += step * values[:, :-1][:, of_feature].sum(axis=1)
+            expected = np.abs(added - added.mean()).mean()
+            assert shares[feature] == pytest.approx(expected, rel=ROUNDING)
+            assert expected > 0.001
 
 
 @pytest.mark.parametrize("name", ["linear", "trees"])

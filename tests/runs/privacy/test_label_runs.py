@@ -218,7 +218,7 @@ def test_the_correction_learns_what_the_true_labels_teach(monkeypatch):
     # and says so: the estimate is of the true labels' metric, else of the noise's
     reported = method.report.final_test
     assert clear.report.outcomes.keys() == {
-        *("baseline", "classes", "confusion", "deciles", "calibration")
+        *("baseline", "classes", "confusion", "deciles", "calibration", "curve")
     }
     # counts would be those of the noisy labels
     assert all(

@@ -270,16 +270,32 @@ def assert_compared(outcomes, labels, scores, dummy):
         tenths = np.array_split(np.argsort(scores[:, 0]), len(scores) // 10)
         for group, rows in zip(outcomes["deciles"], tenths, strict=True):
             means = predicted[rows].mean(), labels["test"][rows].mean()
-            assert tuple(group.values()) == pytest.approx(
+            names = "rows", "predicted", "actual"
+            assert tuple(group[name] for name in names) == pytest.approx(
                 (len(rows), *means), rel=1e-4, abs=1e-5
             )
     if is_number:
         return
+    if scores.shape[1] == 1:
+        assert_ranked(outcomes, labels["test"], expit(scores[:, 0]))
     guess = scores[:, 0] > 0 if scores.shape[1] == 1 else scores.argmax(axis=1)
     matrix = sk.confusion_matrix(labels["test"], guess, labels=[*codes])
     assert [
         [*row.values()] for row in outcomes["confusion"].values()
     ] == matrix.tolist()
+
+
+def assert_ranked(outcomes, labels, chances):
+    """Compare the Brier score and the curve of thresholds with scikit-learn's."""
+    brier = sk.brier_score_loss(labels, chances)
+    assert outcomes["calibration"]["brier"] == pytest.approx(brier, rel=1e-4)
+    ends = np.array([point["rows"] for point in outcomes["curve"]])
+    roc = sk.roc_curve(labels, chances, drop_intermediate=False)
+    taken = (chances >= roc[2][:, None]).sum(axis=1)
+    for name, values in zip(("false_alarms", "recall"), roc, strict=False):
+        assert [point[name] for point in outcomes["curve"]] == pytest.approx(
+            np.interp(ends, taken, values).tolist()
+        )
 
 
 @pytest.mark.cases("admm-linear", "admm-mlp")

@@ -15,9 +15,11 @@ from tests.support.reference.families import Family
 from tests.support.tables.mappings import one_to_one
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
+from tp_flower.features.sparse import SparseRows
 from tp_flower.joins.mapping import TableRows
 from tp_flower.joins.pairs import pair_rows
 from tp_flower.learning.models.local_model import pair_features
+from tp_flower.methods.boost.bagging import average, shown_trees
 from tp_flower.methods.boost.boosting import (
     SHRINK,
     Boosting,
@@ -26,7 +28,7 @@ from tp_flower.methods.boost.boosting import (
     step_along,
 )
 from tp_flower.methods.boost.messages import Growth
-from tp_flower.methods.boost.trees import Forest, TreeModel, grow
+from tp_flower.methods.boost.trees import Forest, TreeModel, fit_before_trees, grow
 
 GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
 
@@ -266,3 +268,50 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
         ModelError, match=r'lightgbm is not installed: .* -e "\.\[boost\]"'
     ):
         TreeModel(1).start([])
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_shap_values_are_lightgbms_and_add_up_to_the_score(outputs, is_sparse):
+    rng = default_rng(2)
+    rows = rng.integers(0, 4, (400, 5)).astype(np.float32)
+    if not is_sparse:
+        rows[rng.random(rows.shape) < 0.1] = MISSING
+    model = TreeModel(outputs)
+    growth = replace(GROWTH, trees=3, least_rows=5)
+    gradient = rng.normal(size=(400, outputs)) + rows[:, :1] * np.arange(outputs)
+    hessian = np.ones_like(gradient)
+    features = rows
+    if is_sparse:
+        matrix = np.tile(np.arange(5, dtype=np.int32), (400, 1))
+        features = SparseRows(rows, matrix, 5)
+    text, values = grow(model, features, gradient, hessian, 400.0, growth)
+    model.add(0.5, text)
+    # a linear model before trees adds what its columns add
+    linear, fitted = fit_before_trees(
+        model, features, gradient, hessian, np.ones(400), least_rows=5
+    )
+    model.add(2.0, linear)
+    columns = [np.array([3, 1]), np.array([0]), np.array([2, 4])]
+    parts = model.contributions(features, columns)
+    rest = sum(parts) - (0.5 * values + 2.0 * fitted)
+    assert_allclose(rest, np.broadcast_to(rest[0], rest.shape), atol=1e-6)
+    seen = np.where(rows <= MISSING, np.nan, rows)
+    booster = lightgbm.Booster(model_str=text.tobytes().decode())
+    by_column = booster.predict(seen, pred_contrib=True).reshape(400, outputs, 6)
+    alone = TreeModel(outputs)
+    alone.add(0.5, text)
+    for part, each in zip(alone.contributions(features, columns), columns, strict=True):
+        assert np.abs(part).max() > 0.01
+        assert_allclose(part, 0.5 * by_column[..., each].sum(axis=-1), atol=1e-9)
+
+
+def test_trees_that_shards_have_merged_have_no_shap_values():
+    """They lack the counts of rows that SHAP weighs paths by."""
+    rng = default_rng(2)
+    rows = rng.normal(size=(60, 2)).astype(np.float32)
+    growth = replace(GROWTH, least_rows=5)
+    model = TreeModel(1)
+    text, _ = grow(model, rows, rows[:, :1].astype(float), np.ones((60, 1)), 60, growth)
+    model.add(1.0, average([shown_trees(text, 60.0)], 2, 1))
+    assert model.contributions(rows, [np.array([0])]) == [None]

@@ -101,6 +101,12 @@ EXAMPLES = {
     ),
     "classes": made_report(**CASES["compared"]),
     "numbers": made_report(deciles=CASES["deciles"]),
+    "thresholds": made_report(
+        **CASES["compared"],
+        deciles=CASES["compared-tenths"],
+        curve=CASES["curve"],
+        calibration={"slope": 0.5, "intercept": 0.25, "brier": 0.125},
+    ),
     "nothing": {},
 }
 
@@ -148,6 +154,44 @@ def test_labels_lie_beside_predictions():
     pairs = [(group["predicted"], group["actual"]) for group in CASES["deciles"]]
     equal = [(predicted, predicted) for predicted, _ in pairs]
     assert figure.points == {"rows not trained on": pairs, "prediction = label": equal}
+
+
+def test_calibration_has_its_intervals_to_scale():
+    page = shown(EXAMPLES["thresholds"])
+    figure = page.figures["Calibration"]
+    groups = CASES["compared-tenths"]
+    ends = [(group["low"], group["high"]) for group in groups]
+    lines = [e for e in figure.svg.iter("line") if e.attrib["class"] == "reach"]
+    found = [(float(e.attrib["y1"]), float(e.attrib["y2"])) for e in lines]
+    heights = {
+        float(e.attrib["data-y"]): e.attrib["cy"] for e in figure.svg.iter("circle")
+    }
+    values, places = np.array([(v, float(y)) for v, y in sorted(heights.items())]).T
+    slope, start = np.polyfit(values, places, 1)
+    np.testing.assert_allclose(found, start + slope * np.array(ends), atol=0.02)
+    assert figure.cells[0][1:4] == ["rows not trained on", "low", "high"]
+    assert ["0.2500", "0.3000", "0.1000", "0.6000", "0.2500"] in figure.cells
+    assert "Brier score 0.1250" in page.text
+    evaluated = EXAMPLES["thresholds"] | {"metrics": {"auc": 0.5}}
+    assert "rows of the query" in shown(evaluated).figures["Calibration"].points
+
+
+def test_curves_of_thresholds_are_those_of_the_report():
+    page = shown(EXAMPLES["thresholds"])
+    rows, chance = "rows not trained on", "at random"
+    points = {title: figure.points for title, figure in page.figures.items()}
+    diagonal = [(0.0, 0.0), (1.0, 1.0)]
+    roc = [(0.0, 0.0), (0.5, 0.75), (1.0, 1.0)]
+    assert points["ROC curve"] == {rows: roc, chance: diagonal}
+    precision = {rows: [(0.75, 0.5), (1.0, 0.4)], chance: [(0.75, 0.4), (1.0, 0.4)]}
+    assert points["Precision and recall"] == precision
+    gains = [(0.0, 0.0), (0.6, 0.75), (1.0, 1.0)]
+    assert points["Cumulative gains"] == {rows: gains, chance: diagonal}
+    lift = {rows: [(0.6, 1.25), (1.0, 1.0)], chance: [(0.6, 1.0), (1.0, 1.0)]}
+    assert points["Lift"] == lift
+    assert "12 0.7500 0.6000 0.7500 0.5000 0.5000" in page.text
+    # of one class, or of numbers, there are none
+    assert "ROC" not in shown(EXAMPLES["classes"]).text
 
 
 @CASES.each("commands", "mode", "model", "verbs")

@@ -20,6 +20,7 @@ from strategies.app import choose_sql
 from strategies.setup.joined_rows import encoder_choices
 from tests.support.advice import texts
 from tests.support.files import ROOT, text_of
+from tp_flower import __all__ as exported
 from tp_flower.command_line import MODES, app, read_settings
 from tp_flower.query import Query, Unlabelled
 from tp_flower.reports.blocks import NOTES
@@ -198,3 +199,11 @@ def test_messages_that_are_explained_are_those_of_the_program():
         parts = [part.strip() for part in message.split("...")]
         assert any(all(part in text for part in parts) for text in said), message
     assert len(explained) > 20
+
+
+def test_the_api_page_has_every_name_that_the_package_exports():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    listed = set(
+        re.findall(r"auto(?:function|class):: tp_flower\.(\w+)$", page, re.MULTILINE)
+    )
+    assert {*exported} <= listed

@@ -8,7 +8,7 @@ make the sum degenerate (the server's fixed base score replaces the others).
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -147,6 +147,16 @@ class LocalModel(ABC):
         None of a model whose scores are not the sum of what its columns add.
         """
         return None
+
+    def contributions(
+        self, features: Features, columns: Sequence[npt.NDArray[np.integer]]
+    ) -> Sequence[FloatArray | None]:
+        """Return what each feature, some columns, adds to the scores, (n, d_c) each.
+
+        That is its :meth:`part`; of trees, whose scores are no sum, the SHAP value.
+        None of a model that has neither.
+        """
+        return [self.part(features, each) for each in columns]
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""

@@ -201,6 +201,18 @@ class LinearPart(msgspec.Struct, frozen=True):
         """Return the values of rows (n, d), whose missing values are NaN, (n, d_c)."""
         return self.columns.design(rows).times(np.array(self.weights))
 
+    def values_by(self, rows: TreeRows, columns: Sequence[AnyArray]) -> FloatArray:
+        """Return what each of some sets of columns adds to the values, (F, n, d_c)."""
+        design = self.columns.design(rows)
+        of_weights = self.columns.of_weights
+        weights = np.array(self.weights)
+        return np.stack(
+            [
+                design.times(np.where(np.isin(of_weights, each)[:, None], weights, 0.0))
+                for each in columns
+            ]
+        )
+
 
 def linear_epochs_of(settings: "Settings") -> int:
     """Return in how many epochs tables may fit linear models before they grow trees.

@@ -14,13 +14,13 @@ of a row that has been given f is G + H f.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.errors import ModelError
 from tp_flower.learning.models.local_model import Features, LocalModel
 from tp_flower.methods.boost.engine import (
@@ -33,6 +33,8 @@ from tp_flower.methods.boost.engine import (
 from tp_flower.methods.boost.linear import LinearPart, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.regions import RegionTree, regions_of
+
+SHAP_VALUES: Final = 1 << 20  # that are computed at a time
 
 if TYPE_CHECKING:
     import lightgbm
@@ -144,6 +146,18 @@ class TreeModel(LocalModel):
         """Return the sum of the trees' values, (n, d_c)."""
         return sum_of_trees(self.forest.rounds, features, self.outputs)
 
+    def contributions(
+        self, features: Features, columns: Sequence[npt.NDArray[np.integer]]
+    ) -> Sequence[FloatArray | None]:
+        """Return the SHAP values of each feature, (n, d_c); None of merged trees.
+
+        Trees that shards have pooled or averaged lack the rows of their nodes.
+        """
+        rounds = self.forest.rounds
+        if not columns or not all(_counts_rows(text) for _, text in rounds):
+            return [None] * len(columns)
+        return [*shap_values(rounds, features, columns, self.outputs)]
+
 
 def sum_of_trees(
     trees: Sequence[tuple[float, str]], features: Features, outputs: int
@@ -161,6 +175,57 @@ def sum_of_trees(
             # trees that grew before there were regions do not read them
             total += step * _values(booster, rows[:, : booster.num_feature()], outputs)
     return total
+
+
+def shap_values(
+    trees: Sequence[tuple[float, str]],
+    features: Features,
+    columns: Sequence[npt.NDArray[np.integer]],
+    outputs: int,
+) -> FloatArray:
+    """Return the SHAP values of features, of some columns each, (F, n, d_c).
+
+    Those of a tree follow its paths, in proportion to the table's rows that it was
+    grown on (Lundberg et al. 2020, "From local explanations to global understanding
+    with explainable AI for trees", algorithm 2); they are LightGBM's. A linear model
+    adds what its columns add. Over all columns they sum up to the score, less a
+    constant.
+    """
+    total = np.zeros((len(columns), len(features), outputs))
+    rows = tree_features(features)
+    for step, text in trees:
+        if is_linear(text):
+            total += step * LinearPart.of(text).values_by(rows, columns)
+        elif text:
+            booster = booster_of(text)
+            width = booster.num_feature()
+            for block in blocks(len(features), max(SHAP_VALUES // (width + 1), 1)):
+                values = _shap_values(booster, rows[block, :width], outputs)
+                for feature, each in enumerate(columns):
+                    total[feature, block] += step * values[..., each].sum(axis=-1)
+    return total
+
+
+def _shap_values(
+    booster: "lightgbm.Booster",
+    rows: "npt.NDArray[np.float32] | csr_matrix",
+    outputs: int,
+) -> FloatArray:
+    """Return the SHAP values of rows (n, d) by column, (n, d_c, d)."""
+    values = booster.predict(
+        rows, pred_contrib=True, num_threads=threads_for(rows.shape[0])
+    )
+    # of sparse rows they are sparse, by output
+    if not isinstance(values, np.ndarray):
+        parts = values if isinstance(values, list) else [values]
+        values = np.stack([part.toarray() for part in parts], axis=1)
+    # the last column is what is expected of a row
+    return np.asarray(values).reshape(rows.shape[0], outputs, -1)[..., :-1]
+
+
+def _counts_rows(text: str) -> bool:
+    """Whether a text says of each tree how many rows its nodes have."""
+    return text.count("\ninternal_count=") == text.count("\nsplit_feature=")
 
 
 def grow(

@@ -45,8 +45,8 @@ from tp_flower.methods.moments.solve import (
     JoinedMoments,
     Solution,
 )
+from tp_flower.objectives.comparison import CONFIDENCE
 
-CONFIDENCE: Final = 0.95
 ESTIMABLE: Final = 1e-8
 """The share of a column that may be a combination of the others, by rounding."""
 

@@ -19,7 +19,7 @@ from scipy import special
 
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.methods.moments.describe.figures import Test
-from tp_flower.methods.moments.inference import CONFIDENCE
+from tp_flower.objectives.comparison import CONFIDENCE
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.methods.moments.inference import CONFIDENCE
+from tp_flower.objectives.comparison import CONFIDENCE, wilson_interval
 
 FLOAT_ROUNDING: Final = 2.0**-23
 """Of an encoded value, relative to it: it is stored in 24 bits."""
@@ -129,22 +129,12 @@ def shares_of(counts: IntArray) -> CategoryShares:
     Intervals are Wilson's, which are those of R's ``prop.test(correct = FALSE)``; NaN
     in a group without rows.
 
-    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical
-    Inference".
-
     >>> [values[0].round(3).tolist() for values in shares_of(np.array([[15], [25]]))]
     [[0.375], [0.242], [0.53]]
     """
-    from scipy.special import ndtri
-
     rows = counts.sum(axis=0)
-    square = ndtri(0.5 + 0.5 * CONFIDENCE) ** 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variance = counts * (rows - counts) / rows
-        centre = (counts + square / 2.0) / (rows + square)
-        reach = np.sqrt(square * (variance + square / 4.0)) / (rows + square)
     shares: FloatArray = counts / np.maximum(rows, 1)
-    return CategoryShares(shares, np.maximum(centre - reach, 0.0), centre + reach)
+    return CategoryShares(shares, *wilson_interval(counts, rows))
 
 
 class Rates(NamedTuple):
