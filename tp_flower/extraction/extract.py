@@ -43,6 +43,8 @@ def extract(
     folder: Path | None = None,
     order_key: bytes = b"",
     pairs: pa.Table | None = None,
+    *,
+    has_empty_answer: bool = False,
 ) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -53,7 +55,8 @@ def extract(
     before a guessed one could be computed. If rows were also sorted by the label, those
     of one label could be adjacent, and noisy labels could be averaged.
 
-    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs.
+    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs. With
+    its answer about no rows, that is the last row, whatever the order of the others.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -68,7 +71,9 @@ def extract(
             register_pairs(opened_scan.connection, PAIRS, pairs)
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
-        plan = select_plan.make_plan(source, opened_scan)
+        plan = select_plan.make_plan(
+            source, opened_scan, has_empty_answer=has_empty_answer
+        )
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)
@@ -263,6 +268,8 @@ def _batches(
             for _ in opened.chunks():
                 limit.check()
                 yield from connection.sql(plan.select).to_arrow_reader(size)
+        if plan.empty_answer:
+            yield from connection.sql(plan.empty_select).to_arrow_reader(size)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         # before what was interrupted is run again, to find what fails
         limit.check()
