@@ -225,12 +225,17 @@ class _Writer:
 
 
 def _order(
-    connection: duckdb.DuckDBPyConnection, plan: select_plan.Plan, order_key: bytes
+    connection: duckdb.DuckDBPyConnection,
+    plan: select_plan.Plan,
+    order_key: bytes,
+    *,
+    has_pairs: bool,
 ) -> str:
     """Return the ORDER BY of a table of unsorted rows.
 
     Rows are named by position, so it tells nothing of their values: in the order of two
-    queries together, or with equal rows side by side, it would tell which are equal.
+    queries together, or with equal rows side by side, it would tell which are equal. No
+    two rows are equal where each is of a pair of a key and a cutoff.
     """
     label = {piece.column for piece in plan.label}
     names = connection.table("unsorted").columns
@@ -240,7 +245,9 @@ def _order(
     unlabelled = dataclasses.replace(plan, label=())
     key = hmac.digest(order_key, unlabelled.select.encode(), "sha256").hex()
     row = f"CAST(hash({', '.join(columns)}) AS VARCHAR)"
-    turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
+    turn = "'1'"
+    if not has_pairs:
+        turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
     return f"ORDER BY sha256('{key}' || {row} || ' ' || {turn})"
 
 
@@ -260,7 +267,9 @@ def _batches(
                 clause = "" if number else " AS"
                 limit.check()
                 connection.execute(f"{start} unsorted{clause} {plan.select}")
-            order = _order(connection, plan, order_key)
+            subquery = opened.fragment.subquery
+            has_pairs = subquery is not None and subquery.cutoffs is not None
+            order = _order(connection, plan, order_key, has_pairs=has_pairs)
             yield from connection.sql(
                 f"SELECT * FROM unsorted {order}"
             ).to_arrow_reader(size)

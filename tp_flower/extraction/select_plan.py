@@ -49,7 +49,7 @@ _NUMBER: Final = (
     rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}"
     r"|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
 )
-_PLAIN: Final = re.compile(r"U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR")
+PLAIN: Final = re.compile(r"U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR")
 """Types whose values differ if their canonical texts do."""
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
@@ -329,7 +329,7 @@ class Plan:
             column: parts[0].kind
             for column, parts in self.composites.items()
             if len(parts) == 1
-            and _PLAIN.fullmatch(parts[0].type)
+            and PLAIN.fullmatch(parts[0].type)
             and column not in (GROUPS, self.answered)
         }
 
