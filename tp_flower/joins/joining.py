@@ -48,16 +48,16 @@ def join_codes(
     of_left = np.concatenate(codes[: len(left)])
     of_right = np.concatenate(codes[len(left) :])
     if answering == join.right:
-        return _answered(of_left, of_right), of_right
+        return _with_answer(of_left, of_right), of_right
     if answering == join.left:
-        return of_left, _answered(of_right, of_left)
+        return of_left, _with_answer(of_right, of_left)
     return of_left, of_right
 
 
-def _answered(codes: IntArray, answers: IntArray) -> IntArray:
+def _with_answer(codes: IntArray, answers: IntArray) -> IntArray:
     """Return the codes of keys, those that no answer has as that of the last answer.
 
-    >>> _answered(np.array([5, -1, 7, 6]), np.array([7, 8])).tolist()
+    >>> _with_answer(np.array([5, -1, 7, 6]), np.array([7, 8])).tolist()
     [8, -1, 7, 8]
     """
     is_lacking = (codes >= 0) & ~np.isin(codes, answers)
