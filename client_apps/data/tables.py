@@ -8,7 +8,7 @@ no way to tell whether the source has changed, they are kept for one run only.
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from logging import WARNING
 from pathlib import Path
 from secrets import token_bytes
@@ -129,14 +129,25 @@ class SiteTables:
         source: ShardSource,
         fragment: Fragment,
         pairs: pa.Table | None = None,
+        *,
+        has_empty_answer: bool = False,
     ) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment.
 
-        A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs.
+        A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs, and
+        perhaps one about no rows.
         """
+        run = partial(
+            extract,
+            source,
+            fragment,
+            order_key=self.order_key,
+            pairs=pairs,
+            has_empty_answer=has_empty_answer,
+        )
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
-            extracted = extract(source, fragment, order_key=self.order_key, pairs=pairs)
+            extracted = run()
             self._store.save(rows_of(number), Entry({}, {ROWS: extracted}))
             return extracted
         state = fingerprint(source)
@@ -146,11 +157,13 @@ class SiteTables:
         privacy_unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
         of_pairs = [] if pairs is None else [digest_of(pairs)]
         name = entry_name(
-            ROWS if state else f"{ONCE}{ROWS}", *inputs, *privacy_unit, *of_pairs
+            ROWS if state else f"{ONCE}{ROWS}",
+            *(*inputs, *privacy_unit, *of_pairs),
+            *(["no rows"] if has_empty_answer else []),
         )
 
         def make(folder: Path) -> None:
-            extract(source, fragment, folder, self.order_key, pairs)
+            run(folder=folder)
             _check_unchanged(source, state)
 
         folder = self._obtain(name, make)

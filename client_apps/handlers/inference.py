@@ -272,7 +272,8 @@ def _masks_of(
     """Return the masks of the rows' scores, or of pairs'; None without masking."""
     check_unmatched(site, number, body.unmatched)
     sides = site.terms.join_sides(number)
-    masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched)
+    answered = site.terms.answered_groups(number)
+    masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched, answered)
     masks = score_masks(masking, masked, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     if masks is None or pairs is None:

@@ -188,7 +188,10 @@ def read_part(
     check_extract(site, number, body)
     guard.admit_query(site, number, source)
     pairs = _pairs(site, number, fragment, bodies)
-    extracted = site.tables.extract(number, source, fragment, pairs)
+    has_empty_answer = site.terms.has_empty_answer(number)
+    extracted = site.tables.extract(
+        number, source, fragment, pairs, has_empty_answer=has_empty_answer
+    )
     site.queries[number]["rows"] = extracted.rows
     guard.check_extracted(source, fragment, extracted.rows)
     site.bind(number, body.shard, fragment, len(groups))

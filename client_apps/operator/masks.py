@@ -7,7 +7,7 @@ others.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,6 +23,8 @@ from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import Masking
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tp_flower.extraction.extracted import ExtractedKey
     from tp_flower.terms.groups import JoinSide
 
@@ -59,7 +61,7 @@ def masks_entry(masks: ScoreMasks) -> Entry:
     for number, mask in enumerate(masks.joins):
         arrays[_TAGS.format(number)] = mask.tags
         arrays[_CODES.format(number)] = mask.codes
-    join_sides = [[mask.group, mask.is_positive] for mask in masks.joins]
+    join_sides = [[mask.group, mask.is_positive, mask.shared] for mask in masks.joins]
     return Entry(
         arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: join_sides}
     )
@@ -78,8 +80,9 @@ def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
             arrays[_TAGS.format(number)],
             arrays[_CODES.format(number)],
             is_positive,
+            shared,
         )
-        for number, (group, is_positive) in enumerate(meta[_SIDES])
+        for number, (group, is_positive, shared) in enumerate(meta[_SIDES])
     )
     return ScoreMasks(FixedPoint(*meta[_POINT]), joins)
 
@@ -98,6 +101,8 @@ class MaskedRows:
         join_keys: of the fragment, those that joins compare.
         sides: of the run's joins.
         unmatched: by group, the rows that a LEFT JOIN finds no partner for, a bit each.
+        answered: the groups of joins whose other side has an answer for rows with a key
+            that it lacks: its mask is that of no rows.
         tag_keys: the run's keys of tags, where a fit of a search has keys of its own.
     """
 
@@ -105,6 +110,7 @@ class MaskedRows:
     join_keys: "Sequence[ExtractedKey]"
     sides: "Sequence[JoinSide]"
     unmatched: Mapping[str, AnyArray]
+    answered: Collection[str] = ()
     tag_keys: GroupKeys | None = None
 
 
@@ -121,31 +127,51 @@ def score_masks(
     # few messages make masks, but all of them may import this module
     import pyarrow as pa
 
-    rows = masked.rows
-    unmatched = masked.unmatched
     masks = []
     for side in masked.sides:
-        key = masked.join_keys[side.key]
-        group_key = keys(side.group)
-        codes = key.codes[rows]
-        if side.group in unmatched:
-            alone = unpack_bits(unmatched[side.group], len(key.codes))[rows]
-            codes = np.where(alone, np.int32(NO_MASK), codes)
-            lacking = (codes < 0) & ~alone
-        else:
-            lacking = codes < 0
-        if lacking.any():
-            raise MessageError(
-                f"{int(lacking.sum())} rows take part in {side.group} without a key"
-            )
-        is_used = np.zeros(len(key.texts), np.bool_)
+        codes, texts, shared = _keys_of_rows(masked, side)
+        is_used = np.zeros(len(texts), np.bool_)
         is_used[codes[codes >= 0]] = True
         tag_keys = keys if masked.tag_keys is None else masked.tag_keys
         hasher = KeyedHasher(tag_keys(side.group)).purpose(_TAG_PURPOSE)
-        tags = hasher.tag_texts(key.texts.filter(pa.array(is_used)))
+        tags = hasher.tag_texts(texts.filter(pa.array(is_used)))
         # the last is what the code of a missing value selects
         places = np.append(np.cumsum(is_used, dtype=np.int32) - 1, np.int32(NO_MASK))
         masks.append(
-            JoinMask(side.group, group_key, tags, places[codes], side.is_positive)
+            JoinMask(
+                side.group,
+                keys(side.group),
+                tags,
+                places[codes],
+                side.is_positive,
+                NO_MASK if shared is None else int(places[shared]),
+            )
         )
     return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))
+
+
+def _keys_of_rows(
+    masked: MaskedRows, side: "JoinSide"
+) -> "tuple[npt.NDArray[np.int32], pa.Array, int | None]":
+    """Return by which of the keys each row is masked, (n,), and the keys' texts.
+
+    Rows without a partner have no mask, or the one that is returned last: that of the
+    answer about no rows.
+    """
+    key = masked.join_keys[side.key]
+    codes = key.codes[masked.rows]
+    alone = np.zeros(len(codes), np.bool_)
+    if side.group in masked.unmatched:
+        alone = unpack_bits(masked.unmatched[side.group], len(key.codes))[masked.rows]
+    lacking = (codes < 0) & ~alone
+    if lacking.any():
+        raise MessageError(
+            f"{int(lacking.sum())} rows take part in {side.group} without a key"
+        )
+    is_answered = alone & (codes >= 0) & (side.group in masked.answered)
+    codes = np.where(alone, np.int32(NO_MASK), codes)
+    if not is_answered.any():
+        return codes, key.texts, None
+    answered = key.with_no_rows()
+    shared = len(answered.texts) - 1
+    return np.where(is_answered, np.int32(shared), codes), answered.texts, shared

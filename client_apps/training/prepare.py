@@ -339,6 +339,7 @@ def _masks(
         site.join_keys(number),
         site.terms.join_sides(number),
         body.unmatched,
+        site.terms.answered_groups(number),
         site.run_key,
     )
     return score_masks(masking, masked, site.group_key)

@@ -71,7 +71,6 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
-from tp_flower.query import Join
 from tp_flower.reports import records
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
@@ -317,7 +316,9 @@ class Explain(RoundStrategy):
                 EXPLAIN
             ),
             "tables": [_table(joined, name, encoders[name]) for name in columns],
-            "joins": [_join(joined, join) for join in joined.bound.joins],
+            "joins": [
+                _join(joined, number) for number in range(len(joined.bound.joins))
+            ],
             "joined-rows": {"train": train, "test": test},
             "chosen": method.run.chosen,
             "loss": joined.objective.name,
@@ -394,11 +395,15 @@ def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document
     }
 
 
-def _join(joined: JoinedTables, join: Join) -> Document:
+def _join(joined: JoinedTables, number: int) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
+    join = joined.bound.joins[number]
     keys = joined.extracted.keys
     left, right = join_codes(
-        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        join,
+        keys[join.left, join.left_key],
+        keys[join.right, join.right_key],
+        joined.extracted.answering.get(number, ""),
     )
     comparison: Document = {
         "on": join.text,

@@ -22,12 +22,14 @@ from tp_flower.export.archive import (
     npz_bytes,
 )
 from tp_flower.export.parts import HostedColumns, PartName, json_bytes
+from tp_flower.extraction.empty_answers import answered_key
 from tp_flower.heads import Sum
 from tp_flower.joins.joining import join_order
 from tp_flower.learning.tree_arrays import TreeArrays
 from tp_flower.model_names import ModelVersion
 from tp_flower.objectives import Response
 from tp_flower.objectives.survival import SurvivalResponse
+from tp_flower.protocol.fields import CLEAR
 from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.query.fragment import Role
 from tp_flower.reports.predictions import class_values
@@ -130,6 +132,7 @@ def _about(
 def _steps(manifest: Manifest) -> list[dict[str, Any]]:
     """Return the tables in the order in which they are joined, and by which keys."""
     bound = _bound(manifest)
+    answered = _answered(manifest, bound)
     steps = []
     order = join_order(bound.joins, bound.tables, bound.label_table, bound.outer)
     for table, numbers in order:
@@ -141,9 +144,30 @@ def _steps(manifest: Manifest) -> list[dict[str, Any]]:
             "on": [
                 [join.left, join.left_key, join.right, join.right_key] for join in joins
             ],
+            "answered": [answered[n] for n in numbers if n in answered],
         }
         steps.append(step)
     return steps
+
+
+def _answered(manifest: Manifest, bound: BoundQuery) -> dict[int, list[object]]:
+    """Return the joins with a table that answers for keys it lacks, and both sides.
+
+    The answering side is the last.
+    """
+    settings = manifest.settings
+    has_noise = settings.get("privacy.features", CLEAR) != CLEAR
+    if has_noise or settings.get("privacy.predictions"):
+        return {}
+    answered: dict[int, list[object]] = {}
+    for number, join in enumerate(bound.joins):
+        left = (join.left, join.left_key)
+        right = (join.right, join.right_key)
+        for asking, (table, key) in ((left, right), (right, left)):
+            answered_by = answered_key(bound.fragments_of(table)[0])
+            if table in bound.outer and answered_by == key:
+                answered[number] = [*asking, table, key]
+    return answered
 
 
 def _bound(manifest: Manifest) -> BoundQuery:

@@ -107,6 +107,7 @@ def join_rows(
         bound.outer,
         settings.max_joined_rows,
         filters=extracted.filters,
+        answering=extracted.answering,
     )
     return Joined(bound, extracted, mapping, steps, missing)
 

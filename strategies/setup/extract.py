@@ -43,7 +43,12 @@ from tp_flower.query.reads import reads
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB, OWN_SQL
-from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
+from tp_flower.terms.cutoffs import (
+    SealedPairs,
+    answering_tables,
+    recipients,
+    sealed_pairs,
+)
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import grouped_parts, members_of_groups
 
@@ -60,7 +65,8 @@ class Extracted:
     events, by name; none beside others. ``public_keys`` are those of the run, by node;
      ``columns`` say how text files are read, ``filters`` by
     table which conditions have removed rows of it. The ``proposal`` is what the sites
-    have agreed to. ``absent`` are sentences about the columns that some shards lack.
+    have agreed to; by join, ``answering`` is the table whose last row is that of all
+    keys that it lacks. ``absent`` are sentences about columns that some shards lack.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -75,6 +81,7 @@ class Extracted:
     absent: tuple[str, ...]
     filters: Mapping[str, str]
     sealed_bytes: Mapping[int, int]
+    answering: Mapping[int, str]
     proposal: Proposal = field(repr=False)
     replies: Replies = field(repr=False)
 
@@ -171,6 +178,9 @@ def extract(
         ),
         filters=_removing_conditions(fragments, inventory, rows),
         sealed_bytes=_sealed_bytes(bodies.values()),
+        answering=answering_tables(
+            proposal, {p.number: f for p, f in fragments.items()}, settings.privacy
+        ),
         proposal=proposal,
         replies=replies,
     )

@@ -15,7 +15,7 @@ from strategies.setup.extract import Extracted
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.heads import Head
-from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.fields import CLEAR, MASKED
 from tp_flower.protocol.packet import pack_bits
@@ -30,8 +30,8 @@ class ScoreMasking:
     """The masks of a run's scores; without a fixed point they leave in the clear.
 
     Attributes:
-        unmatched: by part and by group, the rows of the shard without a partner, a bit
-            each.
+        unmatched: by part and by group, the rows of the shard without a partner, or
+            with the answer about no rows for one, a bit each.
     """
 
     point: FixedPoint | None = None
@@ -98,9 +98,14 @@ def unmatched_rows(
     for number, join in enumerate(bound.joins):
         group = join_group(number)
         for table, other in ((join.left, join.right), (join.right, join.left)):
-            if not mapping.tables[other].has_missing:
+            is_alone = mapping.tables[other].is_absent
+            if extracted.answering.get(number) == other:
+                is_alone |= mapping.tables[other].is_last
+            if not is_alone.any():
                 continue
-            alone = _rows_without_partner(mapping, table, other, join.text)
+            alone = _rows_without_partner(
+                mapping.tables[table], is_alone, (table, other, join.text)
+            )
             for part, rows in extracted.shards_of(table):
                 if alone[rows].any():
                     unmatched.setdefault(part.number, {})[group] = pack_bits(
@@ -110,11 +115,13 @@ def unmatched_rows(
 
 
 def _rows_without_partner(
-    mapping: TableMapping, table: str, other: str, text: str
+    rows: TableRows, is_alone: BoolArray, names: tuple[str, str, str]
 ) -> BoolArray:
-    """Return which rows (n_i,) of a table have joined rows without the other table."""
-    rows = mapping.tables[table]
-    is_alone = mapping.tables[other].is_absent
+    """Return which rows (n_i,) of a table have joined rows, of (N,), without another.
+
+    ``names`` are those of both tables, and of their join, for the message.
+    """
+    table, other, text = names
     alone = rows.any_of(is_alone)
     matched = rows.any_of(~is_alone)
     if mixed := int(np.count_nonzero(alone & matched)):

@@ -99,22 +99,24 @@ def _reason(joined: JoinedTables, step: JoinStep) -> str:
 
 def _unmatched(joined: JoinedTables) -> Iterator[str]:
     """Yield a warning per table without a row where SQL has a value, or without any."""
+    answering = joined.extracted.answering.values()
     for fragment in joined.bound.fragments:
-        names = features_of_no_row(fragment)
-        absent = joined.mapping.tables[fragment.table].is_absent
-        unmatched = int(np.count_nonzero(absent))
+        rows = joined.mapping.tables[fragment.table]
+        is_answering = fragment.table in answering
+        is_empty = rows.is_absent | (rows.is_last & is_answering)
         cutoffs = fragment.subquery and fragment.subquery.cutoffs
-        if cutoffs and unmatched == len(absent):
+        if cutoffs and is_empty.all():
             yield (
                 f"no joined row has a row of LATERAL sub-query {fragment.table!r}, "
                 f"with cutoffs {cutoffs}: its features say nothing"
             )
-        if names and unmatched:
+        names = [] if is_answering else features_of_no_row(fragment)
+        if names and rows.has_missing:
             yield (
                 f"{', '.join(names[:MOST_NAMES])} of {joined.names[fragment.table]}: "
-                f"{unmatched} of {len(absent)} joined rows have a key without rows, "
-                "for which SQL has a value, 0 of a COUNT; here they have no match, "
-                "which adds nothing to their score"
+                f"{np.count_nonzero(rows.is_absent)} of {len(is_empty)} joined rows "
+                "have a key without rows, for which SQL has a value, 0 of a COUNT; "
+                "here they have no match, which adds nothing to their score"
             )
 
 

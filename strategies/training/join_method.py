@@ -572,6 +572,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             settings.max_joined_rows,
             sampled,
             extracted.filters,
+            extracted.answering,
         )
         mapping, weights, weighting = drop_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""

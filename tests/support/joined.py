@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from tp_flower.extraction.empty_answers import answered_key
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.extraction.pairs import merge_pairs, read_pairs
@@ -53,14 +54,7 @@ def joined_rows(
         sources: the shards of each table, by the name at the sites.
         matched: whether to leave out rows that miss a match in some table.
     """
-    shards = {
-        table: [
-            extract(source, fragment, pairs=pairs_of(bound, fragment, sources, source))
-            for fragment in bound.fragments_of(table)
-            for source in sources[fragment.name]
-        ]
-        for table in bound.tables
-    }
+    shards = {table: shards_of(bound, table, sources) for table in bound.tables}
     mapping, _ = map_rows(bound, shards)
     columns: dict[str, list[Value]] = {}
     present = np.ones(mapping.joined_rows, bool)
@@ -77,6 +71,26 @@ def joined_rows(
         for row, is_there in zip(rows, present, strict=True)
         if is_there or not matched
     )
+
+
+def shards_of(bound: BoundQuery, table: str, sources: Sources) -> list[ExtractedShard]:
+    """The rows of a table's shards, of which the last has the answer about no rows."""
+    parts = [
+        (fragment, source)
+        for fragment in bound.fragments_of(table)
+        for source in sources[fragment.name]
+    ]
+    return [
+        extract(
+            source,
+            fragment,
+            pairs=pairs_of(bound, fragment, sources, source),
+            has_empty_answer=number == len(parts) - 1
+            and table in bound.outer
+            and answered_key(fragment) is not None,
+        )
+        for number, (fragment, source) in enumerate(parts)
+    ]
 
 
 def pairs_of(
@@ -146,7 +160,20 @@ def map_rows(
         for number in range(len(bound.fragments_of(table)[0].keys))
     }
     rows = {table: sum(shard.rows for shard in own) for table, own in shards.items()}
-    return build_mapping(bound.joins, keys, rows, bound.label_table, outer=bound.outer)
+    answering = {
+        number: join.right
+        for number, join in enumerate(bound.joins)
+        if join.right in bound.outer
+        and answered_key(bound.fragments_of(join.right)[0]) == join.right_key
+    }
+    return build_mapping(
+        bound.joins,
+        keys,
+        rows,
+        bound.label_table,
+        outer=bound.outer,
+        answering=answering,
+    )
 
 
 def number_key(values: Sequence[int | None], kind: str = "number") -> KeyColumn:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tp_flower.duckdb_engine import quote_name, shared_cursor
 from tp_flower.errors import ModelError
+from tp_flower.extraction.empty_answers import answered_key
 from tp_flower.extraction.select_plan import Plan, make_plan
 from tp_flower.query.fragment import Fragment, Role
 from tp_flower.query.reads import reads
@@ -78,7 +79,8 @@ def selection(
             f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {items or '1 AS nothing'}"
         )
         scan = Scan(connection, fragment.check(columns))
-        plan = make_plan(source, scan)
+        has_empty_answer = answered_key(scan.fragment) is not None
+        plan = make_plan(source, scan, has_empty_answer=has_empty_answer)
     return ExportedSelect(
         _pieces(plan, wanted), columns, _key_names(scan.fragment, plan)
     )
@@ -88,9 +90,11 @@ def _pieces(plan: Plan, lengths: Mapping[str, int]) -> dict[str, Any]:
     """Return the pieces of the SELECT, and what its columns are."""
     keys = [column for column in plan.composites if column.startswith("key")]
     offset = plan.by_role.get(Role.OFFSET)
+    empty = {"empty": {**plan.empty_items, "from": plan.empty_answer}}
     return {
         **plan.items,
         "from": plan.rows,
+        **(empty if plan.empty_answer else {}),
         "features": [
             [piece.name, piece.column, piece.kind, lengths[piece.name]]
             for piece in plan.features

@@ -43,6 +43,8 @@ def extract(
     folder: Path | None = None,
     order_key: bytes = b"",
     pairs: pa.Table | None = None,
+    *,
+    has_empty_answer: bool = False,
 ) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -53,7 +55,8 @@ def extract(
     before a guessed one could be computed. If rows were also sorted by the label, those
     of one label could be adjacent, and noisy labels could be averaged.
 
-    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs.
+    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs. With
+    its answer about no rows, that is the last row, whatever the order of the others.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -68,7 +71,9 @@ def extract(
             register_pairs(opened_scan.connection, PAIRS, pairs)
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
-        plan = select_plan.make_plan(source, opened_scan)
+        plan = select_plan.make_plan(
+            source, opened_scan, has_empty_answer=has_empty_answer
+        )
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)
@@ -220,12 +225,17 @@ class _Writer:
 
 
 def _order(
-    connection: duckdb.DuckDBPyConnection, plan: select_plan.Plan, order_key: bytes
+    connection: duckdb.DuckDBPyConnection,
+    plan: select_plan.Plan,
+    order_key: bytes,
+    *,
+    has_pairs: bool,
 ) -> str:
     """Return the ORDER BY of a table of unsorted rows.
 
     Rows are named by position, so it tells nothing of their values: in the order of two
-    queries together, or with equal rows side by side, it would tell which are equal.
+    queries together, or with equal rows side by side, it would tell which are equal. No
+    two rows are equal where each is of a pair of a key and a cutoff.
     """
     label = {piece.column for piece in plan.label}
     names = connection.table("unsorted").columns
@@ -235,7 +245,9 @@ def _order(
     unlabelled = dataclasses.replace(plan, label=())
     key = hmac.digest(order_key, unlabelled.select.encode(), "sha256").hex()
     row = f"CAST(hash({', '.join(columns)}) AS VARCHAR)"
-    turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
+    turn = "'1'"
+    if not has_pairs:
+        turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
     return f"ORDER BY sha256('{key}' || {row} || ' ' || {turn})"
 
 
@@ -255,7 +267,9 @@ def _batches(
                 clause = "" if number else " AS"
                 limit.check()
                 connection.execute(f"{start} unsorted{clause} {plan.select}")
-            order = _order(connection, plan, order_key)
+            subquery = opened.fragment.subquery
+            has_pairs = subquery is not None and subquery.cutoffs is not None
+            order = _order(connection, plan, order_key, has_pairs=has_pairs)
             yield from connection.sql(
                 f"SELECT * FROM unsorted {order}"
             ).to_arrow_reader(size)
@@ -263,6 +277,8 @@ def _batches(
             for _ in opened.chunks():
                 limit.check()
                 yield from connection.sql(plan.select).to_arrow_reader(size)
+        if plan.empty_answer:
+            yield from connection.sql(plan.empty_select).to_arrow_reader(size)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         # before what was interrupted is run again, to find what fails
         limit.check()

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from tp_flower.arrays import FloatArray, IndexArray
 from tp_flower.errors import QueryError, SourceError
+from tp_flower.extraction.empty_answers import KEY_OF_NO_ROWS
 from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
@@ -104,6 +105,11 @@ class KeyColumn:
     hashes: HashArray
     kind: str
 
+    def with_no_rows(self, hasher: KeyedHasher) -> "KeyColumn":
+        """Return the key with one more value, that of an answer about no rows."""
+        value = hasher.tag_texts(pa.array([KEY_OF_NO_ROWS]))
+        return KeyColumn(self.codes, np.vstack([self.hashes, value]), self.kind)
+
 
 @dataclass(frozen=True, eq=False)
 class ExtractedKey:
@@ -127,6 +133,11 @@ class ExtractedKey:
         position = np.full(len(order) + 1, MISSING, np.int32)
         position[order] = np.arange(len(order), dtype=np.int32)
         return KeyColumn(position[self.codes], hashes[order], self.kind)
+
+    def with_no_rows(self) -> "ExtractedKey":
+        """Return the key with one more value, that of an answer about no rows."""
+        texts = pa.concat_arrays([self.texts, pa.array([KEY_OF_NO_ROWS])])
+        return ExtractedKey(self.codes, texts, self.kind)
 
     def numbers(self) -> FloatArray:
         """Return the distinct values as numbers, (k,); of times microseconds.

@@ -24,6 +24,7 @@ from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.pairs import fetch_pairs, register_pairs
 from tp_flower.extraction.select_plan import (
+    PLAIN,
     RELATION,
     TypedColumn,
     canonical_text,
@@ -34,7 +35,7 @@ from tp_flower.extraction.select_plan import (
 )
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
-from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.keyed_hash import HashArray, KeyedHasher, order_of_hashes
 from tp_flower.query.cutoffs import CUTOFF, SEALED_TYPES, key_column
 from tp_flower.query.fragment import Fragment, SubQuery, where_sql
 from tp_flower.sources.shards import Scan, ShardSource, column_types
@@ -140,14 +141,17 @@ def hash_pairs(
 ) -> KeyedPairs:
     """Return pairs with hashes in place of texts; QueryError for too many of them."""
     texts = pairs[TEXT].combine_chunks().dictionary_encode()
+    hashes = hasher.tag_texts(texts.dictionary)
+    by_hash = order_of_hashes(hashes)
+    ranks = np.empty(len(by_hash), np.int64)
+    ranks[by_hash] = np.arange(len(by_hash))
     positions = texts.indices.to_numpy()
-    hashes = hasher.tag_texts(texts.dictionary)[positions]
     numbers = pairs[CUTOFF].combine_chunks()
     if kind == "DATE":
         numbers = numbers.cast(pa.int32())
     cutoffs = numbers.cast(pa.int64()).to_numpy()
-    order = np.lexsort((cutoffs, hashes[:, 1], hashes[:, 0]))
-    rows = np.column_stack([hashes, cutoffs.view(np.uint64)])[order]
+    order = np.lexsort((cutoffs, ranks[positions]))
+    rows = np.column_stack([hashes[positions], cutoffs.view(np.uint64)])[order]
     is_new = np.ones(len(rows), bool)
     # a large shard is read in steps, which may have pairs in common
     is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
@@ -190,8 +194,11 @@ def read_own_keys(
         types = column_types(opened.connection, distinct)
         pieces = _key_pieces(source, types)
         texts = _select_texts(distinct, pieces, map(quote_name, types))
-        first = f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
-        return fetch_pairs(opened.connection, first), _kinds_of(pieces)
+        if not all(PLAIN.fullmatch(piece.type) for piece in pieces):
+            texts = (
+                f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
+            )
+        return fetch_pairs(opened.connection, texts), _kinds_of(pieces)
 
 
 def match_pairs(own_keys: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:

@@ -29,6 +29,11 @@ import pyarrow.compute as pc
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
+from tp_flower.extraction.empty_answers import (
+    KEY_OF_NO_ROWS,
+    answered_key,
+    empty_answer_sql,
+)
 from tp_flower.extraction.last_rows import last_rows_sql
 from tp_flower.query import windows
 from tp_flower.query.expressions import render
@@ -44,7 +49,7 @@ _NUMBER: Final = (
     rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}"
     r"|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
 )
-_PLAIN: Final = re.compile(r"U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR")
+PLAIN: Final = re.compile(r"U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR")
 """Types whose values differ if their canonical texts do."""
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
@@ -272,7 +277,8 @@ class Plan:
     There is at most one label; ``by_role`` are the fragment's numbers of rows: its
     weight, say, where it has one. ``composites`` are the parts of each key
     and, under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT``
-    the unit of privacy.
+    the unit of privacy. With ``empty_answer``, the relation of a sub-query's answer
+    about no rows, ``answered`` is the key by which joins find it.
     """
 
     source: ShardSource
@@ -282,6 +288,8 @@ class Plan:
     by_role: Mapping[Role, TypedColumn]
     composites: Mapping[str, tuple[TypedColumn, ...]]
     filters: tuple[str, ...]
+    empty_answer: str = ""
+    answered: str = ""
 
     @property
     def values(self) -> tuple[TypedColumn, ...]:
@@ -320,7 +328,9 @@ class Plan:
         return {
             column: parts[0].kind
             for column, parts in self.composites.items()
-            if len(parts) == 1 and _PLAIN.fullmatch(parts[0].type) and column != GROUPS
+            if len(parts) == 1
+            and PLAIN.fullmatch(parts[0].type)
+            and column not in (GROUPS, self.answered)
         }
 
     @property
@@ -336,6 +346,33 @@ class Plan:
             f"SELECT {_listed(outer)} FROM "
             f"(SELECT {_listed(items['inner'])} FROM {self.rows})"
         )
+
+    @property
+    def empty_select(self) -> str:
+        """The same SELECT of the answer about no rows, whose key is of none."""
+        items = self.empty_items
+        return (
+            f"SELECT {_listed(items['outer'])} FROM "
+            f"(SELECT {_listed(items['inner'])} FROM {self.empty_answer})"
+        )
+
+    @property
+    def empty_items(self) -> dict[str, list[tuple[str, str]]]:
+        """The items of that SELECT, as :attr:`items`."""
+        of_none = (self.answered, UNIT)
+        parts = [
+            piece
+            for column, pieces in self.composites.items()
+            if column not in of_none
+            for piece in pieces
+        ]
+        inner = [(_value(piece), piece.column) for piece in self.values]
+        inner += [(comparable_sql(piece), piece.column) for piece in parts]
+        outer = [
+            (f"'{KEY_OF_NO_ROWS}'" if name in of_none else sql, name)
+            for sql, name in self.items["outer"]
+        ]
+        return {"inner": inner, "outer": outer}
 
     @property
     def items(self) -> dict[str, list[tuple[str, str]]]:
@@ -406,9 +443,18 @@ def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
     return canonical_text(columns, null_is_value=is_group)
 
 
-def make_plan(source: ShardSource, opened: Scan) -> Plan:
-    """Return the plan of a shard's fragment, with its types, without evaluating it."""
+def make_plan(
+    source: ShardSource, opened: Scan, *, has_empty_answer: bool = False
+) -> Plan:
+    """Return the plan of a shard's fragment, with its types, without evaluating it.
+
+    If it has the answer about no rows, that is a SELECT of its own.
+    """
     fragment, (relation, groups) = opened.fragment, _relation(source, opened)
+    empty_answer = answered = ""
+    if has_empty_answer:
+        empty_answer = _empty_relation(fragment.subquery or SubQuery(()))
+        answered = f"key{answered_key(fragment)}"
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]
     numbers = [(str(role), sql) for role, sql in fragment.numbers.items()]
@@ -438,7 +484,23 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
             name: tuple(next(pieces) for _ in parts) for name, parts in composites
         },
         filters=fragment.filters,
+        empty_answer=empty_answer,
+        answered=answered,
     )
+
+
+def _empty_relation(subquery: SubQuery) -> str:
+    """Return the SQL of a sub-query's answer about no rows, with groups if it has."""
+    if subquery.cutoffs is None:
+        subquery = replace(subquery, columns=(*subquery.columns, *_groups(subquery)))
+    return f"({empty_answer_sql(subquery, RELATION)})"
+
+
+def _groups(subquery: SubQuery) -> list[Feature]:
+    """Return what a sub-query groups by, as columns."""
+    return [
+        Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
+    ]
 
 
 def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, str]]]:
@@ -453,9 +515,7 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
         return f"({last or subquery.to_sql(RELATION)})", []
     if subquery.is_windowed:
         return _windowed_relation(source, subquery), []
-    groups = [
-        Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
-    ]
+    groups = _groups(subquery)
     columns = [*subquery.columns, *groups]
     if source.policy.privacy_unit:
         # a group has the rows of one unit

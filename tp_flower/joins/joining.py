@@ -36,12 +36,34 @@ IntArray = npt.NDArray[np.int32]
 
 
 def join_codes(
-    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
+    join: Join,
+    left: Sequence[KeyColumn],
+    right: Sequence[KeyColumn],
+    answering: str = "",
 ) -> tuple[IntArray, IntArray]:
-    """Return the codes of both sides, equal if both hash halves are; -1 is NULL."""
-    check_kinds(join, left, right)
+    """Return the codes of both sides, equal if both hash halves are; -1 is NULL.
+
+    Keys that an ``answering`` table lacks have the code of its last row.
+    """
+    check_kinds(join, left, right, answering)
     codes = _codes([*left, *right])
-    return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
+    of_left = np.concatenate(codes[: len(left)])
+    of_right = np.concatenate(codes[len(left) :])
+    if answering == join.right:
+        return _with_answer(of_left, of_right), of_right
+    if answering == join.left:
+        return of_left, _with_answer(of_right, of_left)
+    return of_left, of_right
+
+
+def _with_answer(codes: IntArray, answers: IntArray) -> IntArray:
+    """Return the codes of keys, those that no answer has as that of the last answer.
+
+    >>> _with_answer(np.array([5, -1, 7, 6]), np.array([7, 8])).tolist()
+    [8, -1, 7, 8]
+    """
+    is_lacking = (codes >= 0) & ~np.isin(codes, answers)
+    return np.where(is_lacking, answers[-1], codes).astype(np.int32)
 
 
 def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> IntArray:
@@ -90,11 +112,21 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
 
 
 def check_kinds(
-    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
+    join: Join,
+    left: Sequence[KeyColumn],
+    right: Sequence[KeyColumn],
+    answering: str,
 ) -> None:
     """Refuse a join whose keys differ in type."""
     kinds = {
-        side: sorted({key.kind for key in keys if len(key.hashes)})
+        side: sorted(
+            {
+                key.kind
+                for key in keys
+                # the answer about no rows is no value
+                if len(key.hashes) > int(side == answering and key is keys[-1])
+            }
+        )
         for side, keys in ((join.left, left), (join.right, right))
     }
     # a shard without values has no type that could differ
@@ -340,6 +372,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     max_joined_rows: float = math.inf,
     sampled: BoolArray | None = None,
     filters: Mapping[str, str] = MappingProxyType({}),
+    answering: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys; return the mapping, and a record of each step, in order.
 
@@ -348,7 +381,8 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's
     rows, (n,), those that are not ``sampled`` take no part. ``filters`` says by table
-    which conditions have removed rows of it, for messages.
+    which conditions have removed rows of it, for messages. ``answering`` are by join
+    the tables whose last row is joined where no other is.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
@@ -356,11 +390,16 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     """
     order = join_order(joins, list(rows), label_table, outer)
     sides = [
-        (join, keys[join.left, join.left_key], keys[join.right, join.right_key])
-        for join in joins
+        (
+            join,
+            keys[join.left, join.left_key],
+            keys[join.right, join.right_key],
+            answering.get(number, ""),
+        )
+        for number, join in enumerate(joins)
     ]
-    for join, left, right in sides:
-        check_kinds(join, left, right)
+    for side in sides:
+        check_kinds(*side)
     count = rows[label_table]
     start: RowNumbers = np.arange(count, dtype=number_type(count))
     if sampled is not None:

@@ -104,6 +104,12 @@ class TableRows:
         """The joined rows that have no row of the table, (N,)."""
         return self.row_of < 0
 
+    @property
+    def is_last(self) -> npt.NDArray[np.bool_]:
+        """The joined rows that have the table's last row, (N,)."""
+        is_last: npt.NDArray[np.bool_] = self.row_of == self.rows - 1
+        return is_last
+
     def expand(
         self, values: npt.NDArray[Entry], absent: float = 0
     ) -> npt.NDArray[Entry]:

@@ -12,7 +12,9 @@ equality cancel, so that the server adds the words of all tables and reads the s
 their scores; from words that do not add up to joined rows it learns nothing
 (docs/explanation/masks.md has the proof).
 
-A row that a LEFT JOIN finds no partner for keeps no mask of that equality.
+A row that a LEFT JOIN finds no partner for keeps no mask of that equality. Where the
+other side has an answer for all keys that it lacks (``extraction/empty_answers.py``),
+rows with such keys have one mask, that of the answer.
 
 Where the rows of tables are pairs with a region of another table's row
 (``joins/pairs.py``), the tag is of the key and the region, which all pairs behind a
@@ -126,6 +128,8 @@ class JoinMask:
         tags: uint64 (k, 2), of the distinct keys.
         codes: int32 (n,), which tag a row has; -1 for a row without a mask.
         is_positive: whether the masks are added.
+        shared: the code of rows whose keys the other side lacks: that of its answer
+            about no rows. It hides them from each other as little as no mask.
     """
 
     group: str
@@ -133,6 +137,7 @@ class JoinMask:
     tags: HashArray
     codes: npt.NDArray[np.int32]
     is_positive: bool
+    shared: int = NO_MASK
 
     def of_rows(self, rows: RowIndex, outputs: int, name: str) -> WordArray:
         """Return the masks of some rows, (n, d_c), for the scores of a name."""
@@ -169,7 +174,7 @@ class JoinMask:
         tags[:, 1] ^= (used % _REGIONS).astype(np.uint64) << np.uint64(_REGION_SHIFT)
         codes = np.full(len(key_codes), NO_MASK, np.int32)
         codes[has_mask] = places
-        return replace(self, tags=tags, codes=codes)
+        return replace(self, tags=tags, codes=codes, shared=NO_MASK)
 
     @cached_property
     def _cipher(self) -> CipherContext:
@@ -235,8 +240,8 @@ class ScoreMasks:
 
     @property
     def unmatched(self) -> tuple[int, int]:
-        """How many rows lack the mask of some join, and how many rows there are."""
-        bare = [mask.codes == NO_MASK for mask in self.joins]
+        """How many rows have no partner in some join, and how many rows there are."""
+        bare = [np.isin(mask.codes, (NO_MASK, mask.shared)) for mask in self.joins]
         if bare:
             return (int(np.any(bare, axis=0).sum()), len(bare[0]))
         return (0, 0)

@@ -22,6 +22,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query import expressions
+from tp_flower.query.allowed import AGGREGATES
 from tp_flower.query.cutoffs import CUTOFF, key_column
 
 _LATERAL_CLAUSES: Final = {"expressions", "from_", "where", "having", "order", "limit"}
@@ -288,6 +289,7 @@ def take_correlation(query: exp.Select, alias: str) -> Correlation:
             "time of its rows: besides equal keys it has conditions on one time of one "
             f"table, such as {parts.name}.t < a.t, written with the table's name"
         )
+    _check_aggregates(query, parts.name, element)
     last = tuple(_last_row(query, parts.order, element))
     looks_back = any(_keeps_past(condition, parts.name) for condition in parts.timed)
     for column in parts.cutoffs:
@@ -306,6 +308,20 @@ def take_correlation(query: exp.Select, alias: str) -> Correlation:
         last,
         looks_back,
     )
+
+
+def _check_aggregates(query: exp.Select, name: str, element: str) -> None:
+    """Refuse aggregates of the other table alone, which engines take for its own."""
+    for item in query.expressions:
+        for node in item.find_all(*AGGREGATES):
+            columns = list(node.find_all(exp.Column))
+            if columns and columns == _outer_columns(node, name):
+                value = node.this.sql(expressions.DIALECT)
+                raise QueryError(
+                    f"{element}: {node.sql(expressions.DIALECT)} is of no column of "
+                    f"{name}: write {value} in the SELECT list of the query, or an "
+                    "aggregate of rows, such as COUNT(*)"
+                )
 
 
 def _text(tree: exp.Expr, element: str, *, is_own: bool = False) -> str:

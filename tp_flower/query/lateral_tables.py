@@ -177,11 +177,15 @@ def pair_names(fragment: Fragment, key: int) -> list[str]:
 def features_of_no_row(fragment: Fragment) -> list[str]:
     """Return which features SQL has for a key without rows, such as a COUNT, 0.
 
-    They are those of a correlated sub-query that compares keys alone: it is joined as a
-    sub-query with GROUP BY, which has no row for such a key.
+    They are those of a sub-query that looks back, or of one that compares keys alone,
+    which is joined as one with GROUP BY: neither has a row for such a key, unless it
+    has one for all (:func:`tp_flower.extraction.empty_answers.answered_key`).
     """
-    sources = fragment.subquery.sources if fragment.subquery else {}
-    if name_of_key(fragment.table, 1) not in sources:
+    subquery = fragment.subquery
+    if subquery is None or subquery.last or subquery.having:
+        return []
+    sources = subquery.sources
+    if subquery.cutoffs is None and name_of_key(fragment.table, 1) not in sources:
         return []
     features = []
     for feature in fragment.features:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tp_flower.errors import ProposalError
+from tp_flower.extraction.empty_answers import answered_key
 from tp_flower.protocol.proposal import Proposal
 from tp_flower.query import Fragment
 from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.lateral_tables import pair_names
+from tp_flower.settings.privacy import PrivacySettings
 from tp_flower.terms.groups import compared_keys
 
 
@@ -83,6 +85,27 @@ def sealed_pairs(
             SealedPairs(part, around_key, cutoff) for part in proposal.shards_of(around)
         )
     return taken
+
+
+def answering_tables(
+    proposal: Proposal, fragments: Mapping[int, Fragment], privacy: PrivacySettings
+) -> dict[int, str]:
+    """Return by join the table whose last row answers for all keys that it lacks.
+
+    Under noise there is none: it would be one more row, of nobody.
+    """
+    if privacy.covers_features or privacy.covers_predictions:
+        return {}
+    keys = {
+        fragments[number].table: answered_key(fragments[number]) for number in fragments
+    }
+    return {
+        number: table
+        for number, join in enumerate(proposal.joins)
+        for table, key in ((join.left, join.left_key), (join.right, join.right_key))
+        # of a table without sites there are no rows
+        if table in proposal.outer and keys.get(table) == key
+    }
 
 
 def recipients(

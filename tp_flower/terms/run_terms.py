@@ -27,10 +27,21 @@ from tp_flower.settings.run import (
     TRAIN,
     WITH_A_MODEL,
 )
-from tp_flower.terms.cutoffs import SealedPairs, recipients, sealed_pairs
+from tp_flower.terms.cutoffs import (
+    SealedPairs,
+    answering_tables,
+    recipients,
+    sealed_pairs,
+)
 from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.fits import CountedFit
-from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, table_group
+from tp_flower.terms.groups import (
+    JoinSide,
+    join_group,
+    join_sides,
+    members_of_groups,
+    table_group,
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,24 @@ class RunTerms:
     def recipients(self) -> dict[SealedPairs, tuple[str, ...]]:
         """The nodes that each of these pairs are sealed for."""
         return recipients(self.proposal, self.sealed_pairs)
+
+    @cached_property
+    def answering_tables(self) -> dict[int, str]:
+        """By join the table whose last row answers for all keys that it lacks."""
+        privacy = self.proposed.privacy
+        return answering_tables(self.proposal, self.fragments, privacy)
+
+    def has_empty_answer(self, number: int) -> bool:
+        """Return whether a part has that row: the last shard of its table."""
+        table = self.proposal.parts[number].table
+        is_answering = table in self.answering_tables.values()
+        return is_answering and number == max(self.shards_beside(number))
+
+    def answered_groups(self, number: int) -> set[str]:
+        """Return the groups of the joins whose other side has that row for a part."""
+        table = self.proposal.parts[number].table
+        joins = self.answering_tables.items()
+        return {join_group(join) for join, other in joins if other != table}
 
     def groups_of(self, node: str) -> dict[str, set[str]]:
         """Return the nodes of the groups that a node shares a secret with."""

@@ -17,12 +17,12 @@ from client_apps.privacy.guard import check_rows, counts_evenly
 from client_apps.privacy.keys import own_node
 from client_apps.privacy.proposal_checks import agree
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.arrays import AnyArray, BoolArray, IntArray
 from tp_flower.errors import PolicyError, SiteError
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.methods.moments.columns import TableColumns, most_told_rows
-from tp_flower.methods.moments.counts import CountedRows, EdgeRows
+from tp_flower.methods.moments.counts import Codes, CountedRows, EdgeRows
 from tp_flower.methods.moments.describe.settings import described
 from tp_flower.methods.moments.exchange import (
     Contribution,
@@ -130,7 +130,7 @@ class JoinedShard(ABC):
         """Return the rows, by the counts that the request brings."""
         edges = {
             number: EdgeRows(
-                self._keys[number].codes,
+                self._codes(number),
                 told.incoming.sum(axis=-1),
                 passes_without_partner(
                     self.tree, number, self.table, self.splitting, self.passes
@@ -139,6 +139,23 @@ class JoinedShard(ABC):
             for number, told in self.told.items()
         }
         return CountedRows(edges, self.own_weights())
+
+    def _codes(self, number: int) -> Codes:
+        """Return the position of each row's key of a join, (n,); -1 for NULL.
+
+        Keys that the other side lacks are that of its answer about no rows, the last.
+        """
+        codes = self._keys[number].codes
+        if not self._is_answered(number):
+            return codes
+        incoming = self.told[number].incoming
+        is_lacking: BoolArray = incoming.sum(axis=(0, 2)) == 0
+        answer = np.int32(incoming.shape[1] - 1)
+        return np.where((codes >= 0) & is_lacking[codes], answer, codes)
+
+    def _is_answered(self, number: int) -> bool:
+        """Return whether the other side of a join answers for keys that it lacks."""
+        return self.site.terms.answering_tables.get(number, self.table) != self.table
 
     @cached_property
     def masks(self) -> ShardMasks:
@@ -159,6 +176,8 @@ class JoinedShard(ABC):
             position = self.tree.edges[number].key(self.table)
             hasher = self.site.join_hasher(groups[position])
             keys[number] = join_keys[position].hashed(hasher)
+            if self._is_answered(number):
+                keys[number] = keys[number].with_no_rows(hasher)
         return keys
 
     @cached_property

@@ -56,10 +56,14 @@ def check_clusters(joined: JoinedTables, tree: JoinTree, settings: Settings) -> 
     other = tree.edges[edge].other(table)
     parts = joined.extracted.proposal.shards_of(other).values()
     subqueries = [Fragment.from_json(part.fragment).subquery for part in parts]
-    if any(subquery is not None and subquery.cutoffs for subquery in subqueries):
+    looks_back = any(subquery and subquery.cutoffs for subquery in subqueries)
+    if looks_back or edge in joined.extracted.answering:
+        why = "has one row for all keys that it lacks, which would be one cluster"
+        if looks_back:
+            why = "looks back from each row's own time, by which no two rows are alike"
         raise QueryError(
-            f"cluster: {named!r} looks back from each row's own time, by which no two "
-            "rows are alike: set cluster to a table that is joined by a key alone"
+            f"cluster: {named!r} {why}: set cluster to a table that is joined by a key "
+            "alone"
         )
     rows = joined.mapping.tables[table].any_of(~joined.is_test)
     numbers, _ = number_clusters(key_codes(joined, edge)[table][rows])

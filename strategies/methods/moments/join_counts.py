@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray
 from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM
+
+NOWHERE: Final = -1
+"""The place of a key that its table's rows have, and the other side lacks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,8 +243,8 @@ class JoinCounts:
         for number in self.tree.edges_of(table):
             places = self.places[number, part]
             other = self.tree.edges[number].other(table)
-            incoming[str(number)] = self._by_shard[number, other][:, places]
-            beside[str(number)] = self._by_shard[number, table][:, places]
+            incoming[str(number)] = _at(self._by_shard[number, other], places)
+            beside[str(number)] = _at(self._by_shard[number, table], places)
         is_sharded = len(self.joined.extracted.parts[table]) > 1
         return {
             "incoming": incoming,
@@ -275,7 +278,10 @@ class JoinCounts:
 
     @cached_property
     def places(self) -> dict[tuple[int, Part], AnyArray]:
-        """By join and part, the number of each of its distinct keys, (k,)."""
+        """By join and part, the number of each of its distinct keys, (k,).
+
+        If the other side answers for keys that it lacks, the last is its answer's.
+        """
         return {
             (number, part): self._places(number, part)
             for number, table in self._codes
@@ -291,7 +297,12 @@ class JoinCounts:
         places = np.zeros(len(column.hashes), np.int64)
         has_key = column.codes >= 0
         places[column.codes[has_key]] = codes[has_key]
-        return places
+        answering = self.joined.extracted.answering.get(number, table)
+        if answering == table:
+            return places
+        # the site has the answer's key as its last one, and its rows at that
+        answer = self._codes[number, answering][-1]
+        return np.append(np.where(places == answer, NOWHERE, places), answer)
 
     def read(
         self, table: str, replies: Replies, position: int, columns: Mapping[str, int]
@@ -334,7 +345,7 @@ class JoinCounts:
         shard = self.joined.extracted.parts[part.table].index(part)
         has_tuples = self._by_shard[edge, part.table][position, :, shard] > 0
         places = self.places[edge, part]
-        places = places[(is_joined & has_tuples)[places]]
+        places = places[_at((is_joined & has_tuples)[None], places)[0]]
         return (np.cumsum(is_joined) - 1)[places], int(is_joined.sum())
 
     def _products(
@@ -356,12 +367,21 @@ class JoinCounts:
         }
 
 
+def _at(counts: AnyArray, places: AnyArray) -> AnyArray:
+    """Return counts (p, keys, ...) at some places, (p, k, ...); nowhere they are 0."""
+    nothing = np.zeros_like(counts[:, :1])
+    return np.concatenate([counts, nothing], axis=1)[:, places]
+
+
 def key_codes(joined: JoinedTables, number: int) -> dict[str, AnyArray]:
     """Return by table the number of each row's key of a join, (n,); -1 for NULL."""
     keys = joined.extracted.keys
     join = joined.bound.joins[number]
     left, right = join_codes(
-        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
+        join,
+        keys[join.left, join.left_key],
+        keys[join.right, join.right_key],
+        joined.extracted.answering.get(number, ""),
     )
     return {join.left: left, join.right: right}
 

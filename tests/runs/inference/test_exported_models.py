@@ -42,6 +42,9 @@ LEFT = store_sql("squared").replace("JOIN customers", "LEFT JOIN customers")
 BY_ITEM = """SELECT o.qty AS label, o.day, c.age, c.region, i.price, i.n FROM orders o
 LEFT JOIN customers c ON o.customer = c.id LEFT JOIN (SELECT item, AVG(price) AS price,
 COUNT(*) AS n FROM items GROUP BY item) i ON o.item = i.item WHERE o.day > 3"""
+VALUES = """SELECT o.qty AS label, o.day, c.age, (SELECT COUNT(*) FROM items i WHERE
+i.item = o.item AND i.price > 1) AS n FROM orders o JOIN customers c
+ON o.customer = c.id"""
 SOLD = """SELECT s.paid AS label, s.qty, s.shop, p.price, p.kind FROM sales s
 LEFT JOIN parts p ON s.part = p.id"""
 TAUGHT = "FROM orders o JOIN customers c ON o.customer = c.id"
@@ -55,6 +58,7 @@ CASES = {
     "logistic": (store_sql("logistic"), {"num_epochs": 2}),
     "network": (LEFT, {"model": "mlp", "num_epochs": 1}),
     "sub-query": (BY_ITEM, {}),
+    "values": (VALUES, {"strategy": "boost", "regions": "none", **QUICK}),
     "effects": (f"SELECT o.qty AS label, c.age {TAUGHT}", {"effects": "o, c"}),
     "factors": (store_sql("squared"), {"factors": "c, i: 4", "seed": 1}),
     "offset": (

@@ -188,6 +188,9 @@ def test_a_window_of_each_row_is_no_cluster_and_its_customer_is():
     how = {"loss": "poisson", "sealed_cutoffs": True, **CLUSTERED}
     with pytest.raises(QueryError, match="'w' looks back from each row's own time"):
         fit(query, sites(**frames), **{**how, "cluster": "w"})
+    value = query.replace(" AND v.day < c.day", "")
+    with pytest.raises(QueryError, match="'w' has one row for all keys that it lacks"):
+        fit(value, sites(**frames), **{**how, "cluster": "w"})
     model = fit(query, sites(**frames), **how)
     assert "independent clusters by p" in model.report["inference"]["note"]
     assert model.coefficients["standard_error"].notna().all()

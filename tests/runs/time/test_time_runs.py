@@ -3,6 +3,7 @@
 import re
 import sqlite3
 
+import numpy as np
 import pytest
 
 from strategies.training import server_method
@@ -10,12 +11,9 @@ from tests.support import federated, predicted
 from tests.support.federated import pieces
 from tests.support.files import case_table
 from tests.support.tables.looking_back import (
-    COLUMNS,
-    FEATURES,
     GRID,
     MADE,
     SQL,
-    WHERE,
     check_equal,
     made,
     one_site,
@@ -29,24 +27,20 @@ from tp_flower.errors import QueryError, SiteError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-ON_GRID = f"""SELECT o.y AS label, {FEATURES} FROM orders o LEFT JOIN windows w
-ON w.customer = o.customer AND w.point = date_trunc('month', o.day)"""
 LAST = """SELECT o.y AS label, o.online, p.amount, p.kind FROM orders o ASOF LEFT JOIN
 payments p ON p.customer = o.customer AND p.paid <= o.day"""
 
 
-def windows_on_grid(tables):
-    """The windows of every customer at the start of every month, if they have rows."""
-    series = "generate_series(DATE '2020-01-01', DATE '2021-12-01', INTERVAL 1 MONTH)"
-    pairs = (
-        f"SELECT DISTINCT customer, day FROM payments, (SELECT unnest({series}) AS day)"
-    )
-    window = f"SELECT {COLUMNS} FROM payments p WHERE {WHERE}"
-    return made(
-        tables,
-        f"SELECT o.customer, o.day AS point, w.* FROM ({pairs}) o, "
-        f"LATERAL ({window}) w WHERE w.n > 0",
-    )
+def on_grid(tables):
+    """The windows of customers at the start of months; of those without rows one."""
+    orders = tables["orders"]
+    day = orders["day"].dt.to_period("M").dt.to_timestamp()
+    moved = orders.assign(day=day)
+    windows = windows_of({**tables, "orders": moved}).sort_values("id")
+    number = moved.groupby(["customer", "day"]).ngroup().to_numpy()
+    named = np.where(windows["n"] > 0, number, -1)
+    windows = windows.assign(id=named).drop_duplicates("id")
+    return {"orders": orders.assign(id=named), "windows": windows}
 
 
 @pytest.mark.parametrize("method", ["cg", "admm", "boost", "moments"])
@@ -71,18 +65,16 @@ def test_rows_are_held_out_by_their_cutoff_or_key(split):
 
 def test_effects_and_validation_take_the_windows_for_a_table_like_others():
     tables = shop()
-    how = {"validation_fraction": 0.3, "effects": "auto", "method": "boost"}
+    how = {"validation_fraction": 0.3, "effects": "w", "method": "boost"}
     how |= {"num_epochs": 6, "tolerance": 0.0}
     found = trained(two_sites(tables), SQL, cutoff_grid=GRID, **how)
-    windows = {"orders": tables["orders"], "windows": windows_on_grid(tables)}
-    check_equal(found, trained(one_site(windows), ON_GRID, **how))
+    check_equal(found, trained(one_site(on_grid(tables)), MADE, **how))
 
 
 def test_between_sites_the_windows_are_those_of_the_grid():
     tables = shop()
     found = trained(two_sites(tables), SQL, cutoff_grid=GRID)
-    windows = {"orders": tables["orders"], "windows": windows_on_grid(tables)}
-    check_equal(found, trained(one_site(windows), ON_GRID))
+    check_equal(found, trained(one_site(on_grid(tables)), MADE))
     assert not [text for text in found.warnings if "rows of" in text]
 
 
@@ -93,16 +85,14 @@ def test_new_rows_are_scored_from_their_own_windows(tmp_path, sites):
     how = {"cutoff_grid": GRID, "l2": 0.01}
     model = predicted.train(tmp_path / "own", sites(shop()), SQL, "cg", **how)
     found = model.evaluate(sites(new))
-    if sites is one_site:
-        sql, tables_of = MADE, windows_of
-    else:
-        sql, tables_of = ON_GRID, windows_on_grid
     windows, new_windows = (
-        {"orders": tables["orders"], "windows": tables_of(tables)}
+        on_grid(tables)
+        if sites is two_sites
+        else {"orders": tables["orders"], "windows": windows_of(tables)}
         for tables in (shop(), new)
     )
     reference = predicted.train(
-        tmp_path / "made", one_site(windows), sql, "cg", l2=0.01
+        tmp_path / "made", one_site(windows), MADE, "cg", l2=0.01
     )
     expected = reference.evaluate(one_site(new_windows))
     assert found == pytest.approx(expected, rel=1e-6)
@@ -248,6 +238,63 @@ def test_policies_that_list_keys_and_filters_allow_a_grid(tmp_path):
     check_equal(found, trained(two_sites(tables), SQL, cutoff_grid=GRID))
     with pytest.raises(SiteError, match=r"\(filters\).* reads column 'day'"):
         trained(sites([]), SQL, cutoff_grid=GRID)
+
+
+def test_rows_whose_keys_have_no_rows_count_as_without_a_partner(tmp_path):
+    """All of them have one mask, which hides them from each other no better."""
+    orders = ORDERS.format(filters=["day"]).replace("0.2", "0.1")
+    policies = {"orders": orders, "payments": PAYMENTS}
+    sites = federated.site_per_table(tmp_path, shop(), policies)
+    with pytest.raises(SiteError, match=r"most-unmatched = 0\.1\) refuses"):
+        trained(sites, SQL, cutoff_grid=GRID)
+
+
+VALUES = """SELECT o.y AS label, o.online,
+(SELECT COUNT(*) FROM payments p WHERE p.customer = o.customer) AS n,
+(SELECT AVG(p.amount) FROM payments p WHERE p.customer = o.customer) AS mean
+FROM orders o"""
+
+
+@pytest.mark.cases("two_sites-moments")
+@pytest.mark.parametrize(
+    ("sites", "method"),
+    [
+        *((one_site, "cg"), (two_sites, "cg"), (three_sites, "cg")),
+        *((two_sites, "moments"), (three_sites, "moments"), (two_sites, "boost")),
+    ],
+)
+def test_values_of_keys_without_rows_are_those_of_duckdb(sites, method):
+    tables = shop()
+    how = {"num_epochs": 0 if method == "moments" else 30, "method": method}
+    how["tolerance"] = 0.0 if method == "moments" else 1e-9
+    found = trained(sites(tables), VALUES, test_fraction=0.0, **how)
+    orders = tables["orders"]
+    # one row for each customer, and one for those without payments
+    paid = set(tables["payments"]["customer"])
+    orders = orders.assign(
+        customer=orders["customer"].where(lambda c: c.isin(paid), -1)
+    )
+    sql = VALUES.replace("o.y AS label, o.online", "DISTINCT o.customer")
+    windows = made({**tables, "orders": orders}, sql)
+    expected = "SELECT o.y AS label, o.online, w.n, w.mean FROM orders o JOIN windows w"
+    reference = trained(
+        one_site({"orders": orders, "windows": windows}),
+        f"{expected} ON w.customer = o.customer",
+        test_fraction=0.0,
+        **how,
+    )
+    assert len(windows) == len(paid) + 1
+    check_equal(found, reference)
+    assert not [text for text in found.warnings if "without rows" in text]
+
+
+def test_beside_noise_keys_without_rows_have_no_match():
+    """A row of nobody would be one more under the noise."""
+    privacy = PrivacySettings(features="statistics", epsilon=1.0)
+    how = {"method": "admm", "num_epochs": 1, "privacy": privacy}
+    found = trained(two_sites(shop()), VALUES, **how)
+    said = r"^n of .*: 21 of 150 joined rows have a key without rows"
+    assert [text for text in found.warnings if re.search(said, text)]
 
 
 def test_cutoffs_and_rows_may_be_in_files_of_other_kinds(tmp_path):

@@ -14,6 +14,9 @@ import numpy as np
 from tp_flower.export.runner.rows import Array, Json, quote_name
 from tp_flower.export.runner.trees import NO_BIN
 
+_NO_ROWS = "(no rows)"
+"""The key of a table's answer about no rows, in place of a canonical text."""
+
 
 class JoinedParts:
     """The joined rows, in the order of the label's table, then of the others.
@@ -31,12 +34,19 @@ class JoinedParts:
     def rows(self) -> dict[str, Array]:
         """By table the row behind each joined row, (N,), -1 for none."""
         steps = self.about["steps"]
+        columns: dict[str, dict[str, Array]] = {}
+        for step in steps:
+            table = step["table"]
+            columns[table] = {"row": np.arange(self._count(table))}
+            for key in range(step["keys"]):
+                columns[table][f"key{key}"] = self._key(table, key)
+        for table, key, other, other_key in self._answered:
+            columns[table][f"key{key} of {other}"] = _answered(
+                columns[table][f"key{key}"], columns[other][f"key{other_key}"]
+            )
         with duckdb.connect() as connection:
             for step in steps:
-                columns = {"row": np.arange(self._count(step["table"]))}
-                for key in range(step["keys"]):
-                    columns[f"key{key}"] = self._key(step["table"], key)
-                connection.register("(said)", columns)
+                connection.register("(said)", columns[step["table"]])
                 name = quote_name(step["table"])
                 connection.execute(
                     f'CREATE TEMP TABLE {name} AS SELECT * FROM "(said)"'
@@ -57,11 +67,24 @@ class JoinedParts:
         for step in others:
             kind = "LEFT JOIN" if step["outer"] else "JOIN"
             on = " AND ".join(
-                f"{quote_name(left)}.key{left_key} = {quote_name(right)}.key{right_key}"
+                f"{self._side(left, left_key, right)} = "
+                f"{self._side(right, right_key, left)}"
                 for left, left_key, right, right_key in step["on"]
             )
             clauses.append(f"{kind} {quote_name(step['table'])} ON {on}")
         return " ".join(clauses)
+
+    def _side(self, table: str, key: int, other: str) -> str:
+        """Return a table's side of its join with another."""
+        column = f"key{key}"
+        if any([table, key, other] == each[:3] for each in self._answered):
+            column = f"{column} of {other}"
+        return f"{quote_name(table)}.{quote_name(column)}"
+
+    @property
+    def _answered(self) -> list[list[Any]]:
+        """The joins with a table that answers for keys it lacks: key, and its key."""
+        return [each for step in self.about["steps"] for each in step["answered"]]
 
     def parts_of(self, table: str) -> list[str]:
         """Return the parts of a table, in the order of its shards."""
@@ -146,8 +169,24 @@ class JoinedParts:
     def _key(self, table: str, key: int) -> Array:
         """Return the canonical texts of a table's key, (n,), None for NULL."""
         columns = []
+        *others, _ = self.parts_of(table)
         for name in self.parts_of(table):
             texts = self.said[name][f"key{key}.texts"].astype(object)
+            if name in others:
+                # the last part has the answer about no rows
+                texts[texts == _NO_ROWS] = None
             with_null = np.append(texts, np.array([None], object))
             columns.append(with_null[self.said[name][f"key{key}.codes"]])
         return np.concatenate(columns)
+
+
+def _answered(keys: Array, answers: Array) -> Array:
+    """Return keys (n,), those that no answer has as that of the answer about none."""
+    null = np.array(None, object)
+    is_key = np.not_equal(keys, null)
+    texts = answers[np.not_equal(answers, null)].astype(str)
+    answered = keys.copy()
+    lacking = is_key.copy()
+    lacking[is_key] = ~np.isin(keys[is_key].astype(str), texts)
+    answered[lacking] = _NO_ROWS
+    return answered

@@ -45,9 +45,13 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
         connection.execute("SET TimeZone = 'UTC'")
         _open(connection, part, source, keep)
         values = f"SELECT {_items(inner)} FROM {select['from']}"
-        found = connection.execute(
-            f"SELECT {_items(outer)} FROM ({values})"
-        ).fetchnumpy()
+        sql = f"SELECT {_items(outer)} FROM ({values})"
+        if empty := select.get("empty"):
+            values = f"SELECT {_items(empty['inner'])} FROM {empty['from']}"
+            outer = [["1", "nothing"], *empty["outer"]]
+            # the last row, whose key is of no rows
+            sql += f" UNION ALL BY NAME SELECT {_items(outer)} FROM ({values})"
+        found = connection.execute(sql).fetchnumpy()
     rows: Json = {"rows": np.array(len(found["nothing"]))}
     rows["features"] = {
         name: _column(name, found[column], kind, length)
