@@ -34,9 +34,9 @@ TRAINED_ROW: Final = 70.0
 """Bytes at a site: in any case, and by what there is of each."""
 
 SERVER: Final = 2e6
-JOINED_ROW: Final = 48.0
+JOINED_ROW: Final = 54.0
 ROW_NUMBERS: Final = 2.0  # those of a joined row, before the split and behind it
-SERVER_KEY: Final = 24.0  # of a row
+SERVER_KEY: Final = 12.0  # of a row
 """Bytes at the server."""
 
 ONE_HOT: Final = frozenset({"one-hot", "hash", "bins", "categories", ""})

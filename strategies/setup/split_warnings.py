@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.splitting import split_by_table
@@ -200,7 +201,7 @@ def _constant_labels(joined: JoinedTables) -> Iterator[str]:
     a table, some of them tell the label of the others.
     """
     label_rows = joined.mapping.tables[joined.bound.label_table]
-    labelled = label_rows.expand(np.arange(label_rows.rows, dtype=np.float64))
+    labelled = label_rows.expand(np.arange(label_rows.rows, dtype=np.int32))
     for name, rows in joined.mapping.tables.items():
         if name == joined.bound.label_table:
             continue
@@ -217,7 +218,9 @@ def _constant_labels(joined: JoinedTables) -> Iterator[str]:
             )
 
 
-def _spread(rows: TableRows, values: FloatArray) -> FloatArray:
+def _spread(
+    rows: TableRows, values: FloatArray | npt.NDArray[np.integer]
+) -> FloatArray:
     """Return max - min of values (N,) over the joined rows of each row that has any."""
     low, high = rows.extremes(values)
     spread: FloatArray = (high - low)[np.isfinite(low)]

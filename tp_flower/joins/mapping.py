@@ -125,15 +125,18 @@ class TableRows:
         is_behind[self.row_of[marked]] = True
         return is_behind[: self.rows]
 
-    def extremes(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def extremes(
+        self, values: FloatArray | npt.NDArray[np.integer]
+    ) -> tuple[FloatArray, FloatArray]:
         """Return the least and the largest of values (N,) over each row's joined rows.
 
         A row without joined rows has inf as its least value, and -inf as its largest.
         """
         low = np.full(self.rows + 1, np.inf)
         high = np.full(self.rows + 1, -np.inf)
-        np.minimum.at(low, self.row_of, values)
-        np.maximum.at(high, self.row_of, values)
+        for block in blocks(len(self.row_of)):
+            np.minimum.at(low, self.row_of[block], values[block])
+            np.maximum.at(high, self.row_of[block], values[block])
         return low[: self.rows], high[: self.rows]
 
     def by_row(self, is_chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
