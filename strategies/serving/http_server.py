@@ -216,7 +216,7 @@ class ScorerServer(ThreadingHTTPServer):
         if ":" in address.host:
             self.address_family = socket.AF_INET6
         try:
-            super().__init__((address.host, address.port), _Handler)
+            super().__init__((address.host, address.port), _Connection)
         except OSError as error:
             raise SettingsError(
                 f"--listen {address.host}:{address.port}: {error.strerror}"
@@ -252,7 +252,7 @@ class ScorerServer(ThreadingHTTPServer):
         """Say nothing of clients that go away, or fail to shake hands."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Connection(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
     protocol_version = "HTTP/1.1"
