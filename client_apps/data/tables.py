@@ -8,7 +8,7 @@ no way to tell whether the source has changed, they are kept for one run only.
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from secrets import token_bytes
@@ -137,14 +137,17 @@ class SiteTables:
         A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs, and
         perhaps one about no rows.
         """
-        run = partial(
-            extract,
-            source,
-            fragment,
-            order_key=self.order_key,
-            pairs=pairs,
-            has_empty_answer=has_empty_answer,
-        )
+
+        def run(folder: Path | None = None) -> ExtractedShard:
+            return extract(
+                source,
+                fragment,
+                folder,
+                self.order_key,
+                pairs,
+                has_empty_answer=has_empty_answer,
+            )
+
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
             extracted = run()
@@ -163,7 +166,7 @@ class SiteTables:
         )
 
         def make(folder: Path) -> None:
-            run(folder=folder)
+            run(folder)
             _check_unchanged(source, state)
 
         folder = self._obtain(name, make)

@@ -133,7 +133,9 @@ def fit_encoders(
         for table, parts in extracted.parts.items()
     }
     if strategy is not None and isinstance(joined, JoinedTables):
-        for warning in encoding_warnings(encoders, joined.train.joined_rows):
+        # of a table without joined rows the step that has lost them is warned of
+        used = {n: e for n, e in encoders.items() if joined.layouts[n].is_trained}
+        for warning in encoding_warnings(used, joined.train.joined_rows):
             strategy.warn(warning)
     return encoders
 

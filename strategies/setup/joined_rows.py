@@ -59,6 +59,11 @@ class TableLayout:
     fields: PartArrays
     masses: tuple[FloatArray, ...] | None = None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether some row of the table is trained on."""
+        return any(rows.trained for rows in self.rows)
+
     def set_up_fields(self) -> PartArrays:
         """Return the fields that ``prepare`` sends to each part."""
         by_part = {number: dict(fields) for number, fields in self.fields.items()}
