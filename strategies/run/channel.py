@@ -21,7 +21,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from socket import SHUT_RDWR, socket
-from socketserver import ThreadingMixIn, UnixStreamServer
+from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from threading import BoundedSemaphore, Condition, Thread
 from typing import Any, Final, cast
 
@@ -363,16 +363,16 @@ def _age(moment: float) -> float:
     return time.monotonic() - moment
 
 
-class _Server(ThreadingMixIn, UnixStreamServer):
-    """The server behind the front, on a socket of this machine."""
+class BoundedThreads(ThreadingMixIn, BaseServer):
+    """A server with a thread for each connection, of which it has so many at most."""
 
     daemon_threads = True
     request_queue_size = 128
+    most_threads = MOST_THREADS
 
-    def __init__(self, path: Path, grid: SessionGrid) -> None:
-        self.grid = grid
-        self._free = BoundedSemaphore(MOST_THREADS)
-        super().__init__(str(path), _Handler)
+    def __init__(self, *arguments: Any) -> None:
+        self._free = BoundedSemaphore(self.most_threads)
+        super().__init__(*arguments)
 
     def process_request(self, *connection: Any) -> None:
         """Start a thread, unless there are as many as there may be."""
@@ -382,14 +382,22 @@ class _Server(ThreadingMixIn, UnixStreamServer):
             self.shutdown_request(connection[0])
 
     def process_request_thread(self, *connection: Any) -> None:
-        """Carry out the requests of a connection."""
+        """Answer the requests of a connection."""
         try:
             super().process_request_thread(*connection)
         finally:
             self._free.release()
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that go away."""
+        """Say nothing of clients that go away, or fail to shake hands."""
+
+
+class _Server(BoundedThreads, UnixStreamServer):
+    """The server behind the front, on a socket of this machine."""
+
+    def __init__(self, path: Path, grid: SessionGrid) -> None:
+        self.grid = grid
+        super().__init__(str(path), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):

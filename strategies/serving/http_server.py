@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import BoundedSemaphore
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 
+from strategies.run.channel import BoundedThreads
 from strategies.serving.metrics import CONTENT_TYPE, Metrics
 from strategies.serving.request_queue import (
     DownError,
@@ -193,11 +193,10 @@ def read_body(body: bytes) -> list[dict[str, KeyValue]]:
     return message.keys
 
 
-class ScorerServer(ThreadingHTTPServer):
+class ScorerServer(BoundedThreads, HTTPServer):
     """The server, with a thread for each connection."""
 
-    request_queue_size = 128
-    daemon_threads = True
+    most_threads = MOST_THREADS
 
     def __init__(
         self, address: Address, requests: RequestQueue, metrics: Metrics, model: str
@@ -211,7 +210,6 @@ class ScorerServer(ThreadingHTTPServer):
         self.metrics = metrics
         self.model = model
         self._digest = sha256(address.token.encode()).digest()
-        self._free = BoundedSemaphore(MOST_THREADS)
         context = address.context
         if ":" in address.host:
             self.address_family = socket.AF_INET6
@@ -233,23 +231,6 @@ class ScorerServer(ThreadingHTTPServer):
         digest = sha256(token.encode(errors="surrogateescape")).digest()
         is_bearer = authorization.startswith(_AUTHORIZATION)
         return hmac.compare_digest(digest, self._digest) and is_bearer
-
-    def process_request(self, *connection: Any) -> None:
-        """Start a thread, unless there are as many as there may be."""
-        if self._free.acquire(blocking=False):
-            super().process_request(*connection)
-        else:
-            self.shutdown_request(connection[0])
-
-    def process_request_thread(self, *connection: Any) -> None:
-        """Answer the requests of a connection."""
-        try:
-            super().process_request_thread(*connection)
-        finally:
-            self._free.release()
-
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that go away, or fail to shake hands."""
 
 
 class _Connection(BaseHTTPRequestHandler):
