@@ -22,7 +22,6 @@ from tp_flower.export.archive import (
     npz_bytes,
 )
 from tp_flower.export.parts import HostedColumns, PartName, json_bytes
-from tp_flower.extraction.empty_answers import answered_key
 from tp_flower.heads import Sum
 from tp_flower.joins.joining import join_order
 from tp_flower.learning.tree_arrays import TreeArrays
@@ -34,6 +33,7 @@ from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.query.fragment import Role
 from tp_flower.reports.predictions import class_values
 from tp_flower.sources.tables_file import DEFAULT_NULLS
+from tp_flower.terms.cutoffs import answering_joins
 
 INSTEAD: Final = "predict with predict(), which needs no export"
 
@@ -159,14 +159,16 @@ def _answered(manifest: Manifest, bound: BoundQuery) -> dict[int, list[object]]:
     has_noise = settings.get("privacy.features", CLEAR) != CLEAR
     if has_noise or settings.get("privacy.predictions"):
         return {}
+    fragments = {table: bound.fragments_of(table)[0] for table in bound.tables}
     answered: dict[int, list[object]] = {}
-    for number, join in enumerate(bound.joins):
-        left = (join.left, join.left_key)
-        right = (join.right, join.right_key)
-        for asking, (table, key) in ((left, right), (right, left)):
-            answered_by = answered_key(bound.fragments_of(table)[0])
-            if table in bound.outer and answered_by == key:
-                answered[number] = [*asking, table, key]
+    for number, table in answering_joins(bound.joins, bound.outer, fragments).items():
+        join = bound.joins[number]
+        left = [join.left, join.left_key]
+        right = [join.right, join.right_key]
+        if table == join.right:
+            answered[number] = [*left, *right]
+        else:
+            answered[number] = [*right, *left]
     return answered
 
 

@@ -4,13 +4,13 @@ They are those of LATERAL sub-queries whose table is at another site than the ta
 around them. The server and every site read from the proposal which there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tp_flower.errors import ProposalError
 from tp_flower.extraction.empty_answers import answered_key
-from tp_flower.protocol.proposal import Proposal
-from tp_flower.query import Fragment
+from tp_flower.protocol.proposal import Proposal, ProposedJoin
+from tp_flower.query import Fragment, Join
 from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.lateral_tables import pair_names
 from tp_flower.settings.privacy import PrivacySettings
@@ -96,15 +96,26 @@ def answering_tables(
     """
     if privacy.covers_features or privacy.covers_predictions:
         return {}
-    keys = {
-        fragments[number].table: answered_key(fragments[number]) for number in fragments
-    }
+    # of a table without sites there are no rows
+    of_tables = {fragment.table: fragment for fragment in fragments.values()}
+    return answering_joins(proposal.joins, proposal.outer, of_tables)
+
+
+def answering_joins(
+    joins: Sequence[Join | ProposedJoin],
+    outer: Collection[str],
+    fragments: Mapping[str, Fragment],
+) -> dict[int, str]:
+    """Return by join the table, LEFT JOINed, that has an answer about no rows.
+
+    ``fragments`` are one of each table, by name.
+    """
+    keys = {table: answered_key(fragment) for table, fragment in fragments.items()}
     return {
         number: table
-        for number, join in enumerate(proposal.joins)
+        for number, join in enumerate(joins)
         for table, key in ((join.left, join.left_key), (join.right, join.right_key))
-        # of a table without sites there are no rows
-        if table in proposal.outer and keys.get(table) == key
+        if table in outer and keys.get(table) == key
     }
 
 
