@@ -159,11 +159,9 @@ class SiteTables:
         policy = source.policy
         privacy_unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
         of_pairs = [] if pairs is None else [digest_of(pairs)]
-        name = entry_name(
-            ROWS if state else f"{ONCE}{ROWS}",
-            *(*inputs, *privacy_unit, *of_pairs),
-            *(["no rows"] if has_empty_answer else []),
-        )
+        empty_answer = ["no rows"] if has_empty_answer else []
+        further = (*privacy_unit, *of_pairs, *empty_answer)
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *further)
 
         def make(folder: Path) -> None:
             run(folder)

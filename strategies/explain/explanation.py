@@ -65,7 +65,6 @@ from strategies.training.traffic import (
     ShardSize,
     TableSize,
 )
-from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, build_model
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -398,28 +397,23 @@ def _table(joined: JoinedTables, name: str, encoding: TableEncoding) -> Document
 def _join(joined: JoinedTables, number: int) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     join = joined.bound.joins[number]
-    keys = joined.extracted.keys
-    left, right = join_codes(
-        join,
-        keys[join.left, join.left_key],
-        keys[join.right, join.right_key],
-        joined.extracted.answering.get(number, ""),
-    )
+    codes_of = joined.key_codes(number)
     comparison: Document = {
         "on": join.text,
         "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),
     }
-    for side, table, codes, others in (
-        ("left", join.left, left, right),
-        ("right", join.right, right, left),
+    for side, table, other in (
+        ("left", join.left, join.right),
+        ("right", join.right, join.left),
     ):
+        codes = codes_of[table]
         # -1 is the code of NULL
         comparison |= {
             side: table,
             f"{side}-rows": len(codes),
             f"{side}-null": np.count_nonzero(codes < 0),
             f"{side}-unmatched": np.count_nonzero(
-                (codes < 0) | ~np.isin(codes, others)
+                (codes < 0) | ~np.isin(codes, codes_of[other])
             ),
         }
     return comparison

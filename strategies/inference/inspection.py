@@ -172,7 +172,7 @@ def _shards(
         positions = of_table.expand(np.arange(of_table.rows), absent=-1)
         by_row = np.argsort(positions, kind="stable")
         for part, span in joined.extracted.shards_of(table):
-            if not of_table.multiplicity[span].any():
+            if not of_table.is_joined[span].any():
                 continue
             site = ""
             rows = by_row

@@ -20,7 +20,12 @@ from strategies.run.replies import addends_of, array_of, bins_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.masking import ScoreMasking, check_masks, unmatched_rows
+from strategies.setup.masking import (
+    ScoreMasking,
+    check_masks,
+    mask_scores,
+    unmatched_rows,
+)
 from strategies.setup.problem import SCORES, LocalArray
 from tp_flower.arrays import NO_BIN, AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
@@ -32,8 +37,6 @@ from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
 from tp_flower.learning.joint_trees import share_of
 from tp_flower.learning.key_factors import add_products
-from tp_flower.privacy.score_masks import FixedPoint
-from tp_flower.protocol.fields import MASKED
 from tp_flower.protocol.inference_messages import (
     DividePart,
     DivideRequest,
@@ -134,7 +137,7 @@ def score(
     part_numbers = model_parts(manifest, all_parts, inventory)
     # by part, which of its rows are in some joined row
     masks = {
-        part.number: rows.multiplicity[span] > 0
+        part.number: rows.is_joined[span]
         for table, rows in joined.mapping.tables.items()
         for part, span in joined.extracted.shards_of(table)
     }
@@ -148,7 +151,8 @@ def score(
     head = manifest.scorer
     unit = manifest.score_unit
     check_masks(type(head), settings)
-    masking = _masking(settings, whole, unit)
+    tables = len(joined.bound.tables)
+    masking = mask_scores(settings, tables, unit, lambda: whole.unmatched)
     request = ScoreRequest(
         model_name=manifest.name,
         model_version=manifest.model_version,
@@ -178,14 +182,6 @@ def score(
     scores = _combine_tables(scored, manifest, start, local, masking)
     # products were fitted to what tables and trees leave: no share of them counts
     return _add_trees(scores, joined, manifest, replies, masks) + products
-
-
-def _masking(settings: Settings, joined: Joined, unit: float) -> ScoreMasking:
-    """Return the masks of scores of all joined rows, if any are wanted."""
-    if settings.privacy.scores != MASKED:
-        return ScoreMasking()
-    point = FixedPoint.for_scores(unit, len(joined.bound.tables))
-    return ScoreMasking(point, joined.unmatched)
 
 
 def _places(

@@ -24,7 +24,7 @@ from strategies.setup.splitting import Split, split_fold
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.folds import OUT
-from tp_flower.joins.joining import JoinStep
+from tp_flower.joins.joining import JoinStep, join_codes
 from tp_flower.joins.mapping import (
     NO_ROW,
     RowNumbers,
@@ -316,6 +316,18 @@ class JoinedTables(SplitRows):
         """Which of the held-out rows validate."""
         validates: BoolArray = self.subset[self.is_test] == VALIDATION
         return validates
+
+    def key_codes(self, number: int) -> dict[str, npt.NDArray[np.int32]]:
+        """Return by table the number of each row's key of a join, (n,); -1 for NULL."""
+        keys = self.extracted.keys
+        join = self.bound.joins[number]
+        left, right = join_codes(
+            join,
+            keys[join.left, join.left_key],
+            keys[join.right, join.right_key],
+            self.extracted.answering.get(number, ""),
+        )
+        return {join.left: left, join.right: right}
 
     @property
     def fan_out(self) -> dict[str, dict[str, float]]:

@@ -6,7 +6,7 @@ joined rows or in none, or its mask would have to be there and not be there in o
 message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,28 +68,26 @@ def check_masks(head: type[Head], settings: Settings) -> None:
 
 def mask_scores(
     settings: Settings,
-    bound: BoundQuery,
-    extracted: Extracted,
-    mapping: TableMapping,
+    tables: int,
     unit: float,
+    find_unmatched: Callable[[], Mapping[int, dict[str, AnyArray]]],
 ) -> ScoreMasking:
     """Return the masks of scores whose size is about ``unit``, if any are wanted.
 
-    ``mapping`` is of all joined rows whose scores are summed, over the tables' rows.
-
-    Raises:
-        QueryError: a LEFT JOIN finds partners for a row in some joined rows only.
+    ``find_unmatched`` returns the :func:`unmatched_rows` of all joined rows of a run.
     """
     if settings.privacy.scores != MASKED:
         return ScoreMasking()
-    point = FixedPoint.for_scores(unit, len(bound.tables))
-    return ScoreMasking(point, unmatched_rows(bound, extracted, mapping))
+    point = FixedPoint.for_scores(unit, tables)
+    return ScoreMasking(point, find_unmatched())
 
 
 def unmatched_rows(
     bound: BoundQuery, extracted: Extracted, mapping: TableMapping
 ) -> dict[int, dict[str, AnyArray]]:
     """Return by part and by group the rows without a partner, a bit each.
+
+    ``mapping`` is of all joined rows whose scores are summed, over the tables' rows.
 
     Raises:
         QueryError: a LEFT JOIN finds partners for a row in some joined rows only.

@@ -178,10 +178,7 @@ def _untrained_classes(joined: JoinedTables, subset: SubsetArray) -> list[str]:
 
 def _finer_split(joined: JoinedTables, settings: Settings, untrained: int) -> str:
     """Return the split by rows of the finest table if it trains on more classes."""
-    rows = {
-        name: int((r.multiplicity > 0).sum())
-        for name, r in joined.mapping.tables.items()
-    }
+    rows = {name: int(r.is_joined.sum()) for name, r in joined.mapping.tables.items()}
     finest = max(rows, key=lambda name: rows[name])
     if settings.split.kind != RANDOM or finest == joined.bound.label_table:
         return ""

@@ -120,7 +120,7 @@ def _folds(
     if settings.split.table:
         table = table_named(bound, settings.split.table, "test-split")
         rows = mapping.tables[table]
-        taking_part = rows.multiplicity > 0
+        taking_part = rows.is_joined
     is_tested = random_subset(taking_part, settings) == splits.TEST
     folds = random_folds(taking_part & ~is_tested, settings)
     return rows.expand(folds, absent=NO_FOLD)
@@ -177,7 +177,7 @@ def split_by_table(
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), holding out whole rows of a table."""
     rows = mapping.tables[table]
-    of_rows = random_subset(rows.multiplicity > 0, settings)
+    of_rows = random_subset(rows.is_joined, settings)
     return rows.expand(of_rows, absent=splits.TRAIN)
 
 

@@ -15,7 +15,7 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedTables, TableLayout
-from strategies.setup.masking import ScoreMasking, mask_scores
+from strategies.setup.masking import ScoreMasking, mask_scores, unmatched_rows
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.heads import Head
@@ -71,9 +71,11 @@ class Preparation:
     def masking(self) -> ScoreMasking:
         """Return the masks of the run's scores, if they do not leave in the clear."""
         rows = self.joined
-        unit = self.score_unit
         return mask_scores(
-            self.settings, rows.bound, rows.extracted, rows.mapping, unit
+            self.settings,
+            len(rows.bound.tables),
+            self.score_unit,
+            lambda: unmatched_rows(rows.bound, rows.extracted, rows.mapping),
         )
 
     def spec(self, table: str) -> ModelSpec:

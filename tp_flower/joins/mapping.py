@@ -84,7 +84,7 @@ class TableRows:
             np.add.at(counts, self.row_of[block], 1)
         return counts[: self.rows]
 
-    @property
+    @cached_property
     def is_joined(self) -> npt.NDArray[np.bool_]:
         """Whether each row of the table is in some joined row, (n_i,)."""
         return self.any_of(np.ones(len(self.row_of), np.bool_))

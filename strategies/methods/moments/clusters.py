@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from strategies.methods.moments.assembly import MAGNITUDE, SPARE_BITS
-from strategies.methods.moments.join_counts import JoinCounts, block_of, key_codes
+from strategies.methods.moments.join_counts import JoinCounts, block_of
 from strategies.run.exchange import Part, Replies
 from strategies.setup.joined_rows import JoinedTables
 from tp_flower.arrays import BoolArray, FloatArray, IndexArray, IntArray
@@ -66,7 +66,7 @@ def check_clusters(joined: JoinedTables, tree: JoinTree, settings: Settings) -> 
             "alone"
         )
     rows = joined.mapping.tables[table].any_of(~joined.is_test)
-    numbers, _ = number_clusters(key_codes(joined, edge)[table][rows])
+    numbers, _ = number_clusters(joined.key_codes(edge)[table][rows])
     clusters = int(numbers.max(initial=-1)) + 1
     if clusters < LEAST_CLUSTERS:
         raise QueryError(
@@ -108,7 +108,7 @@ class ClusteredSlopes:
 
         ``chances`` (n,) are uniform.
         """
-        codes = key_codes(joined, edge)[joined.bound.label_table][is_trained]
+        codes = joined.key_codes(edge)[joined.bound.label_table][is_trained]
         numbers, _ = number_clusters(codes)
         squares = exact[is_trained] ** 2
         mean = squares.mean()

@@ -382,8 +382,7 @@ class InformationRound:
     def _is_trained(self) -> BoolArray:
         """Which rows of the label's table train, of those that take part, (n,)."""
         rows = self.problem.train.tables[self.joined.bound.label_table]
-        is_trained: BoolArray = rows.multiplicity > 0
-        return is_trained
+        return rows.is_joined
 
     def _of_table(self, values: FloatArray) -> FloatArray:
         """Return values (p, n) of the label's rows that take part, 0 of its others."""

@@ -18,7 +18,6 @@ from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedTables
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
-from tp_flower.joins.joining import join_codes
 from tp_flower.methods.moments.counts import (
     CountedRows,
     count_joins,
@@ -102,7 +101,7 @@ class JoinCounts:
         return {
             (number, table): codes
             for number in range(len(self.joined.bound.joins))
-            for table, codes in key_codes(self.joined, number).items()
+            for table, codes in self.joined.key_codes(number).items()
         }
 
     @cached_property
@@ -371,19 +370,6 @@ def _at(counts: AnyArray, places: AnyArray) -> AnyArray:
     """Return counts (p, keys, ...) at some places, (p, k, ...); nowhere they are 0."""
     nothing = np.zeros_like(counts[:, :1])
     return np.concatenate([counts, nothing], axis=1)[:, places]
-
-
-def key_codes(joined: JoinedTables, number: int) -> dict[str, AnyArray]:
-    """Return by table the number of each row's key of a join, (n,); -1 for NULL."""
-    keys = joined.extracted.keys
-    join = joined.bound.joins[number]
-    left, right = join_codes(
-        join,
-        keys[join.left, join.left_key],
-        keys[join.right, join.right_key],
-        joined.extracted.answering.get(number, ""),
-    )
-    return {join.left: left, join.right: right}
 
 
 def block_of(
