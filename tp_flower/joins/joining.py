@@ -17,22 +17,28 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import BoolArray, count_distinct
+from tp_flower.arrays import BoolArray
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import (
-    NO_ROW,
     RowNumbers,
     TableMapping,
     TableRows,
-    index_type,
     number_type,
-    take_rows,
+)
+from tp_flower.joins.matching import (
+    NULL,
+    Codes,
+    KeyNumbers,
+    Match,
+    Sides,
+    join_rows,
+    match_rows,
 )
 from tp_flower.query import Join
 
-NULL = -1
-IntArray = npt.NDArray[np.int32]
+SideCodes = tuple[Codes, Codes]
+"""Of a join's left and right key, by row."""
 
 
 def join_codes(
@@ -40,7 +46,7 @@ def join_codes(
     left: Sequence[KeyColumn],
     right: Sequence[KeyColumn],
     answering: str = "",
-) -> tuple[IntArray, IntArray]:
+) -> SideCodes:
     """Return the codes of both sides, equal if both hash halves are; -1 is NULL.
 
     Keys that an ``answering`` table lacks have the code of its last row.
@@ -56,7 +62,7 @@ def join_codes(
     return of_left, of_right
 
 
-def _with_answer(codes: IntArray, answers: IntArray) -> IntArray:
+def _with_answer(codes: Codes, answers: Codes) -> Codes:
     """Return the codes of keys, those that no answer has as that of the last answer.
 
     >>> _with_answer(np.array([5, -1, 7, 6]), np.array([7, 8])).tolist()
@@ -66,7 +72,7 @@ def _with_answer(codes: IntArray, answers: IntArray) -> IntArray:
     return np.where(is_lacking, answers[-1], codes).astype(np.int32)
 
 
-def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> IntArray:
+def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> Codes:
     """Return a number of the keys of each row of a table, shard after shard, (n,).
 
     Rows of equal keys have equal numbers, from 0 on; NULL where any of them is.
@@ -74,13 +80,12 @@ def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> IntArray:
     Args:
         keys: by key, those of all shards.
     """
-    codes = [np.concatenate(_codes(columns)) for columns in keys]
     none = np.zeros(0, np.int32)
-    numbers, _ = _number_groups(codes, [none] * len(codes))
-    return numbers
+    codes = [np.concatenate(_codes(columns)) for columns in keys]
+    return KeyNumbers([("", none, of_rows) for of_rows in codes]).of_new
 
 
-def _codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
+def _codes(keys: Sequence[KeyColumn]) -> list[Codes]:
     """Return the codes of each shard's rows, equal if both hash halves are."""
     hashes = np.concatenate([key.hashes for key in keys])
     # the extra last entry is for NULL
@@ -95,7 +100,7 @@ def _codes(keys: Sequence[KeyColumn]) -> list[IntArray]:
     return codes
 
 
-def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
+def _dense(hashes: npt.NDArray[np.uint64]) -> Codes:
     """Return (k,) int32 from 0, equal where rows of the hashes (k, 2) are equal."""
     # every shard's hashes are sorted by the first half: this merges them
     order = np.argsort(hashes[:, 0], kind="stable")
@@ -149,7 +154,6 @@ def check_kinds(
 
 # by table and number, of its shards
 Keys = Mapping[tuple[str, int], Sequence[KeyColumn]]
-Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 
 
 @dataclass(frozen=True)
@@ -201,66 +205,19 @@ class JoinStep:
         )
 
 
-@dataclass(frozen=True)
-class Match:
-    """The rows of a new table that match every joined row so far.
-
-    The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
-    ``order`` has the table's rows with a key, sorted by key, ``key_rows`` the number of
-    rows of each key.
-    """
-
-    counts: IntArray
-    start: IntArray
-    order: RowNumbers
-    unmatched_rows: int
-    key_rows: npt.NDArray[np.int64]
-
-
-def match_table(
-    table: str,
-    predicates: Sequence[tuple[Join, Codes]],
-    joined: Mapping[str, RowNumbers],
-) -> Match:
-    """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
-    sides = []
-    for join, (left_codes, right_codes) in predicates:
-        if join.left == table:
-            sides.append((join.right, right_codes, left_codes))
-        else:
-            sides.append((join.left, left_codes, right_codes))
-    old = [expand_codes(joined[other], codes) for other, codes, _ in sides]
-    group_old, group_new = _number_groups(old, [codes for _, _, codes in sides])
-    groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
-    # an additional empty group at the end is for NULL
-    sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
-    is_met = np.zeros(groups + 1, dtype=np.bool_)
-    is_met[group_old] = True
-    keyed = np.flatnonzero(group_new >= 0).astype(np.int32)
-    return Match(
-        counts=take_rows(sizes.astype(np.int32), group_old),
-        start=take_rows((np.cumsum(sizes) - sizes).astype(np.int32), group_old),
-        order=keyed[np.argsort(group_new[keyed], kind="stable")].astype(
-            number_type(len(group_new)), copy=False
-        ),
-        unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
-        key_rows=sizes[sizes > 0],
-    )
-
-
 # of the keys of a table that looks as if each named one row
 MOST_REPEATED: Final = 0.25
 
 
 def repeated_keys(
-    table: str, match: Match, predicates: Sequence[tuple[Join, Codes]]
+    table: str, match: Match, predicates: Sequence[tuple[Join, SideCodes]]
 ) -> Iterator[RepeatedKeys]:
     """Yield the repeated keys of a new table, or of the one that it is joined to.
 
     The latter has several rows per row of the new table, unless this one has several of
     most keys.
     """
-    more_rows = int(np.maximum(match.counts - 1, 0).sum())
+    more_rows = match.repeated_rows
     if more_rows and _names_rows(match.key_rows):
         yield _count_repeated(table, match.key_rows, more_rows)
     if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(
@@ -291,76 +248,32 @@ def _count_repeated(
     return RepeatedKeys(table, len(key_rows), repeated, int(key_rows.max()), more_rows)
 
 
+def sides_of(table: str, predicates: Sequence[tuple[Join, SideCodes]]) -> Sides:
+    """Return the codes of both sides of the predicates that join a new ``table``."""
+    return [
+        (join.right, right, left) if join.left == table else (join.left, left, right)
+        for join, (left, right) in predicates
+    ]
+
+
 def describe_step(
-    table: str, on: str, match: Match, rows: RowNumbers, *, is_outer: bool
+    table: str, on: str, match: Match, lost_label_rows: int, *, is_outer: bool
 ) -> JoinStep:
-    """Return the record of joining a table to label ``rows``, with its row counts."""
-    lost_label_rows = 0
-    if not is_outer and not match.counts.all():
-        lost_label_rows = count_distinct(rows) - count_distinct(rows[match.counts > 0])
-    fan_outs = np.maximum(match.counts, 1) if is_outer else match.counts
+    """Return the record of joining a table, with its row counts."""
+    least, median, most = match.fan_outs(is_outer=is_outer)
     return JoinStep(
         table=table,
-        rows=int(fan_outs.sum()),
+        rows=match.inner_rows + is_outer * match.unmatched_before,
         on=on,
         is_outer=is_outer,
-        rows_before=len(fan_outs),
-        fan_out_min=int(fan_outs.min()) if len(fan_outs) else 0,
-        fan_out_median=float(np.median(fan_outs)) if len(fan_outs) else 0.0,
-        fan_out_max=int(fan_outs.max(initial=0)),
-        unmatched_before=int(np.count_nonzero(match.counts == 0)),
+        rows_before=match.rows,
+        fan_out_min=least,
+        fan_out_median=median,
+        fan_out_max=most,
+        unmatched_before=match.unmatched_before,
         unmatched_rows=match.unmatched_rows,
         lost_label_rows=lost_label_rows,
     )
-
-
-def join_table(
-    step: JoinStep, match: Match, joined: Mapping[str, RowNumbers]
-) -> dict[str, RowNumbers]:
-    """Return ``row_of`` of all tables after a step; joined rows keep their order."""
-    counts = match.counts
-    start = match.start
-    order = match.order
-    if step.is_outer and step.unmatched_before:
-        order = np.append(order, order.dtype.type(NO_ROW))
-        start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
-        counts = np.maximum(counts, 1)
-    if step.fan_out_max > 1:
-        size = index_type(step.rows)
-        # the index into ``order`` increases by one within the rows of a joined row
-        lag = (start - (np.cumsum(counts) - counts)).astype(size)
-        index = np.repeat(lag, counts)
-        index += np.arange(step.rows, dtype=size)
-        result = {table: np.repeat(rows, counts) for table, rows in joined.items()}
-        return {**result, step.table: take_rows(order, index)}
-    if step.rows == len(counts):
-        return {**joined, step.table: take_rows(order, start)}
-    is_matched = counts > 0
-    result = {table: rows[is_matched] for table, rows in joined.items()}
-    return {**result, step.table: take_rows(order, start[is_matched])}
-
-
-def expand_codes(row_of: RowNumbers, codes: IntArray) -> IntArray:
-    """Map a table's codes (n,) to the joined rows; NULL where the table has no row.
-
-    >>> expand_codes(np.array([1, -1, 0]), np.array([7, 8])).tolist()
-    [8, -1, 7]
-    """
-    return take_rows(np.append(codes, np.int32(NULL)), row_of)
-
-
-def _number_groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
-    """Number combined keys.
-
-    Codes (m,) and (n,) are equal if those of all predicates are; NULL if any is.
-    """
-    codes = np.concatenate([old[0], new[0]])
-    for sides in zip(old[1:], new[1:], strict=True):
-        others = np.concatenate(sides)
-        pairs = codes.astype(np.int64) * (int(others.max(initial=0)) + 1) + others
-        numbers = np.unique(pairs, return_inverse=True)[1]
-        codes = np.where((codes < 0) | (others < 0), NULL, numbers).astype(np.int32)
-    return codes[: len(old[0])], codes[len(old[0]) :]
 
 
 def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its rows
@@ -409,11 +322,11 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     for table, numbers in order[1:]:
         # of one step at a time: codes, and what matches, are as long as the tables
         predicates = [(joins[number], join_codes(*sides[number])) for number in numbers]
-        match = match_table(table, predicates, joined)
+        match = match_rows(sides_of(table, predicates), joined)
         on = " AND ".join(joins[number].text for number in numbers)
-        step = describe_step(
-            table, on, match, joined[label_table], is_outer=table in outer
-        )
+        is_outer = table in outer
+        lost = 0 if is_outer else match.lost_rows(label_table, count)
+        step = describe_step(table, on, match, lost, is_outer=is_outer)
         steps.append(
             replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates)))
         )
@@ -424,7 +337,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
                 f"Aggregate {table} in a sub-query (GROUP BY its join key), add a "
                 "predicate to its ON, or raise max-joined-rows"
             )
-        joined = join_table(steps[-1], match, joined)
+        joined = join_rows(match, table, step.rows, is_outer=is_outer)
         del predicates, match
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)

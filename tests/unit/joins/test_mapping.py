@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from tests.support.reference import joins as slow
 from tests.support.tables.mappings import one_to_one, table_rows
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.joins import matching
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows, number_type
@@ -87,9 +89,14 @@ def joined_by_duckdb(tables, predicates, outer):
 
 
 @settings(max_examples=150)
-@given(queries())
-def test_left_and_inner_joins_are_duckdbs(query):
-    tables, predicates, outer, label = query
+@given(queries(), st.sampled_from([1, 2, 3, matching.PART_ROWS]))
+def test_left_and_inner_joins_are_duckdbs(query, part_rows):
+    """However many rows are matched and written at a time."""
+    with patch.object(matching, "PART_ROWS", part_rows):
+        check_joins(*query)
+
+
+def check_joins(tables, predicates, outer, label):
     expected = joined_by_duckdb(tables, predicates, outer)
     if not expected:
         with pytest.raises(MappingError, match="the join has no rows; rows left"):
