@@ -3,7 +3,9 @@
 Without weights, means and counts equal numpy's to the bit.
 """
 
+import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
@@ -13,7 +15,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.errors import MappingError
+
 BLOCK_ROWS = 16384
+MAPPED_BYTES = 1 << 20
+"""From so many on, an array is worth a file."""
 DOT_NUMBERS: Final = 8192  # that BLAS adds up in one thread
 MISSING: Final = -1e30  # a missing value in features, of which trees learn the side
 FEWEST_BINS: Final = 2
@@ -28,6 +34,56 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.integer[Any]]
 IntArray = npt.NDArray[np.int64]
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike, *, is_mapped: bool) -> AnyArray:
+    """Return an array without values, in memory, or mapped from a file without a name.
+
+    The file lies where Python's ``tempfile`` puts it, as ``TMPDIR`` says, and is gone
+    with the array. A small array is in memory.
+
+    Raises:
+        MappingError: there is no room for the file.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not is_mapped or size < MAPPED_BYTES:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:
+        try:
+            # without room, a later write would end the process
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise MappingError(
+                f"memory: no file of {size / 1e9:.1f} GB for the joined rows in "
+                f"{tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to a folder "
+                "with more room, or memory to more"
+            ) from None
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def is_mapped(values: AnyArray) -> bool:
+    """Return whether an array is mapped from a file."""
+    return getattr(values, "_mmap", None) is not None
+
+
+def empty_like(values: AnyArray, shape: tuple[int, ...], dtype: Any) -> AnyArray:
+    """Return an array without values, mapped from a file if ``values`` are."""
+    return empty(shape, dtype, is_mapped=is_mapped(values))
+
+
+def chosen_rows(values: AnyArray, rows: slice | AnyArray) -> AnyArray:
+    """Return values (N, ...) of a slice, at positions (k,), or where a mask (N,) is."""
+    if isinstance(rows, slice) or not is_mapped(values):
+        return values[rows]
+    is_mask = rows.dtype == np.bool_
+    count = int(np.count_nonzero(rows)) if is_mask else len(rows)
+    chosen = empty_like(values, (count, *values.shape[1:]), values.dtype)
+    stop = 0
+    for block in blocks(len(rows)):
+        part = (values[block] if is_mask else values)[rows[block]]
+        start, stop = stop, stop + len(part)
+        chosen[start:stop] = part
+    return chosen
 
 
 def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:

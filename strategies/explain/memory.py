@@ -22,6 +22,7 @@ from strategies.training.join_method import JoinMethod
 from strategies.training.traffic import ShardSize, TableSize
 from tp_flower.features.sparse import is_sparse
 from tp_flower.features.spec import LEVELS, EncoderSpec
+from tp_flower.joins.joining import JOINED_ROW, RowLimits
 from tp_flower.joins.mapping import number_type
 from tp_flower.protocol.fields import Document
 
@@ -34,7 +35,7 @@ TRAINED_ROW: Final = 70.0
 """Bytes at a site: in any case, and by what there is of each."""
 
 SERVER: Final = 2e6
-JOINED_ROW: Final = 54.0
+MAPPED_ROW: Final = 30.0  # of JOINED_ROW, where joined rows are mapped from files
 ROW_NUMBERS: Final = 2.0  # those of a joined row, before the split and behind it
 SERVER_KEY: Final = 12.0  # of a row
 """Bytes at the server."""
@@ -72,7 +73,7 @@ def forecast(
     tables: Sequence[TableSize],
     method: JoinMethod,
 ) -> Document:
-    """Return the peak bytes of each site, by name, and of the server.
+    """Return the peak bytes of each site, by name, of the server, and of its files.
 
     ``tables`` are the run's, whose shards are in the order of the parts.
     """
@@ -82,9 +83,14 @@ def forecast(
         for position, (part, shard) in enumerate(zip(parts, table.shards, strict=True)):
             terms = _terms(joined, encoders[table.name], table, shard, position, method)
             sites[part.site] += terms.bytes
+    is_mapped = RowLimits(memory=method.settings.memory_bytes).are_mapped(
+        joined.mapping.joined_rows
+    )
+    server, files = _server_bytes(joined, tables, is_mapped=is_mapped)
     return {
         "sites": {site: round(peak) for site, peak in sites.items()},
-        "server": round(_server_bytes(joined, tables)),
+        "server": round(server),
+        "server-files": round(files),
     }
 
 
@@ -116,18 +122,20 @@ def _terms(
     )
 
 
-def _server_bytes(joined: JoinedTables, tables: Sequence[TableSize]) -> float:
-    """Return the forecast of the server's memory."""
+def _server_bytes(
+    joined: JoinedTables, tables: Sequence[TableSize], *, is_mapped: bool
+) -> tuple[float, float]:
+    """Return the forecast of the server's memory, and of its files of joined rows."""
     extracted = joined.extracted
     outputs = tables[0].outputs
     keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
     numbers = sum(number_type(n).itemsize for n in extracted.table_rows.values())
-    return (
-        SERVER
-        + SERVER_KEY * keys
-        + rows * (ROW_NUMBERS * numbers + JOINED_ROW * outputs)
-    )
+    memory = SERVER + SERVER_KEY * keys
+    if not is_mapped:
+        return memory + rows * (ROW_NUMBERS * numbers + JOINED_ROW * outputs), 0.0
+    stored = ROW_NUMBERS * numbers + (JOINED_ROW - MAPPED_ROW) * outputs
+    return memory + rows * MAPPED_ROW * outputs, rows * stored
 
 
 def stored_values(encoding: TableEncoding) -> int:

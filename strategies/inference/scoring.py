@@ -31,7 +31,7 @@ from tp_flower.arrays import NO_BIN, AnyArray, BoolArray, FloatArray, IntArray
 from tp_flower.errors import SettingsError
 from tp_flower.features.bins import BinArray
 from tp_flower.files import home_folder
-from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.joining import JoinStep, RowLimits, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import JoinedRows, Vectors
@@ -108,7 +108,7 @@ def join_rows(
         },
         bound.label_table,
         bound.outer,
-        settings.max_joined_rows,
+        RowLimits(settings.max_joined_rows, settings.memory_bytes),
         filters=extracted.filters,
         answering=extracted.answering,
     )

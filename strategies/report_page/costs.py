@@ -70,6 +70,8 @@ def memory(forecast: blocks.Record) -> blocks.Block | None:
         for site, peak in forecast.at("sites").numbers().items()
     ]
     rows.append(("the server", format_bytes(forecast.amount("server"))))
+    if files := forecast.amount("server-files"):
+        rows.append(("files of joined rows, at the server", format_bytes(files)))
     note = (
         "Besides some 300 MB of libraries in each process, as much again for torch's; "
         "not a GPU's memory. In simulation all of it is in one process."
@@ -88,6 +90,8 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
     if others := peaks[MOST_SITES:]:
         parts.append(f"{blocks.count_text(len(others), 'other site')} less each")
     parts.append(f"the server {format_bytes(forecast.amount('server'))}")
+    if files := forecast.amount("server-files"):
+        parts[-1] += f" and {format_bytes(files)} in files"
     return blocks.Prose(
         f"Memory, about: {', '.join(parts)}, besides some 300 MB of libraries each."
     )

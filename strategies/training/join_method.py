@@ -101,7 +101,7 @@ from tp_flower.arrays import BoolArray
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.heads import Head, Sum
-from tp_flower.joins.joining import build_mapping
+from tp_flower.joins.joining import RowLimits, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.joint_trees import SHARE
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
@@ -569,7 +569,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             rows,
             bound.label_table,
             bound.outer,
-            settings.max_joined_rows,
+            RowLimits(settings.max_joined_rows, settings.memory_bytes),
             sampled,
             extracted.filters,
             extracted.answering,

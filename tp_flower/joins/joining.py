@@ -205,6 +205,8 @@ class JoinStep:
         )
 
 
+JOINED_ROW: Final = 54.0
+"""Bytes that the server takes for a joined row at its peak, besides row numbers."""
 # of the keys of a table that looks as if each named one row
 MOST_REPEATED: Final = 0.25
 
@@ -276,13 +278,25 @@ def describe_step(
     )
 
 
-def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its rows
+@dataclass(frozen=True)
+class RowLimits:
+    """How many joined rows there may be, and how many bytes they may take in memory."""
+
+    rows: float = math.inf
+    memory: float = math.inf
+
+    def are_mapped(self, rows: int) -> bool:
+        """Return whether so many rows take more memory, and are kept in files."""
+        return rows * JOINED_ROW > self.memory
+
+
+def build_mapping(  # noqa: PLR0913 - the query's joins, and limits on its rows
     joins: Sequence[Join],
     keys: Keys,
     rows: Mapping[str, int],
     label_table: str,
     outer: Collection[str] = (),
-    max_joined_rows: float = math.inf,
+    limits: RowLimits = RowLimits(),
     sampled: BoolArray | None = None,
     filters: Mapping[str, str] = MappingProxyType({}),
     answering: Mapping[int, str] = MappingProxyType({}),
@@ -299,7 +313,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
-            more than ``max_joined_rows`` rows, or the join has no rows.
+            more rows than the ``limits`` allow, or the join has no rows.
     """
     order = join_order(joins, list(rows), label_table, outer)
     sides = [
@@ -330,14 +344,20 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         steps.append(
             replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates)))
         )
-        if steps[-1].rows > max_joined_rows:
+        if step.rows > limits.rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
-                f"{max_joined_rows}. Before it: {'; '.join(map(str, steps[:-1]))}. "
+                f"{limits.rows}. Before it: {'; '.join(map(str, steps[:-1]))}. "
                 f"Aggregate {table} in a sub-query (GROUP BY its join key), add a "
                 "predicate to its ON, or raise max-joined-rows"
             )
-        joined = join_rows(match, table, step.rows, is_outer=is_outer)
+        joined = join_rows(
+            match,
+            table,
+            step.rows,
+            is_outer=is_outer,
+            is_mapped=limits.are_mapped(step.rows),
+        )
         del predicates, match
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)

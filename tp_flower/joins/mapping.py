@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import FloatArray, blocks, chosen_rows, empty_like, is_mapped
 from tp_flower.errors import MappingError
 
 RowNumbers = npt.NDArray[np.signedinteger[Any]]
@@ -51,7 +51,7 @@ def index_type(rows: int) -> type[np.int32 | np.int64]:
 
 def take_rows(values: npt.NDArray[Entry], rows: RowNumbers) -> npt.NDArray[Entry]:
     """Return values (n, ...) at rows (N,), of which -1 is the last, (N, ...)."""
-    taken = np.empty((len(rows), *values.shape[1:]), values.dtype)
+    taken = empty_like(rows, (len(rows), *values.shape[1:]), values.dtype)
     # in blocks, for which numpy makes no long numbers of all rows
     for block in blocks(len(rows)):
         values.take(rows[block], axis=0, mode="wrap", out=taken[block])
@@ -219,11 +219,16 @@ class TableMapping:
         """N, the number of rows of the joined table."""
         return len(next(iter(self.tables.values())).row_of)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what is kept of the joined rows is mapped from files."""
+        return any(is_mapped(rows.row_of) for rows in self.tables.values())
+
     def select(self, joined: npt.NDArray[np.bool_ | np.integer]) -> "TableMapping":
         """Return the mapping of some joined rows, by a mask (N,) or positions."""
         return TableMapping(
             {
-                table: TableRows(rows.row_of[joined], rows.rows)
+                table: TableRows(chosen_rows(rows.row_of, joined), rows.rows)
                 for table, rows in self.tables.items()
             }
         )

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import IndexArray, IntArray, blocks
+from tp_flower.arrays import IndexArray, IntArray, blocks, empty
 from tp_flower.joins.mapping import (
     NO_ROW,
     RowNumbers,
@@ -213,11 +213,12 @@ def match_rows(sides: Sides, joined: Mapping[str, RowNumbers]) -> Match:
 
 
 def join_rows(
-    match: Match, table: str, rows: int, *, is_outer: bool
+    match: Match, table: str, rows: int, *, is_outer: bool, is_mapped: bool = False
 ) -> dict[str, RowNumbers]:
     """Return the rows of all tables by joined row after a step, (N',) each.
 
     Joined rows keep their order; the rows of the new ``table`` that one becomes ascend.
+    ``rows`` is N'. They are mapped from files where that is asked for.
     """
     order = match.order
     starts = np.cumsum(match.sizes) - match.sizes
@@ -231,8 +232,11 @@ def join_rows(
     # without others, the joined rows before are those after
     are_same = rows == match.rows and bool((sizes[match.meets > 0] == 1).all())
     before = {} if are_same else match.joined
-    after = {name: np.empty(rows, of.dtype) for name, of in before.items()}
-    new = np.empty(rows, order.dtype)
+    after = {
+        name: empty((rows,), of.dtype, is_mapped=is_mapped)
+        for name, of in before.items()
+    }
+    new = empty((rows,), order.dtype, is_mapped=is_mapped)
     stop = 0
     for part, numbers in _parts(match, sizes):
         counts = sizes[numbers]

@@ -34,6 +34,8 @@ from tp_flower.arrays import (
     FloatArray,
     blocks,
     blocks_of,
+    chosen_rows,
+    empty,
     run_in_threads,
 )
 from tp_flower.joins.mapping import TableMapping
@@ -87,11 +89,18 @@ class JoinedRows:
     def fill(self, name: str, values: FloatArray) -> None:
         """Store a vector by its values (N, ...), or the values (c,) of every row."""
         row_shape = values.shape if values.ndim == 1 else values.shape[1:]
-        shape = self.rows, *row_shape
-        stored = self._stored_type(values.dtype)
-        self.vectors[name] = np.array(np.broadcast_to(values, shape), stored)
+        vector = self.empty_vector(row_shape, self.stored_type(values.dtype))
+        vector[...] = values
+        self.vectors[name] = vector
 
-    def _stored_type(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    def empty_vector(
+        self, row_shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> AnyArray:
+        """Return an array (N, ...) without values, where vectors are stored."""
+        shape = self.rows, *row_shape
+        return empty(shape, dtype, is_mapped=self.mapping.is_mapped)
+
+    def stored_type(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type in which values of a type are stored."""
         return np.dtype(np.float32) if self.is_single and dtype == np.float64 else dtype
 
@@ -110,7 +119,9 @@ class JoinedRows:
 
     def select(self, mask: npt.NDArray[np.bool_]) -> "JoinedRows":
         """Return the joined rows that a mask (N,) marks, with their vectors."""
-        vectors = {name: values[mask] for name, values in self.vectors.items()}
+        vectors = {
+            name: chosen_rows(values, mask) for name, values in self.vectors.items()
+        }
         return replace(self, mapping=self.mapping.select(mask), vectors=vectors)
 
     def over(self, mapping: TableMapping) -> "JoinedRows":
@@ -139,7 +150,7 @@ class JoinedRows:
             vector ``sums_of`` over the joined rows of each row; {} without a name.
         """
         expand = _Expansion(self.mapping, local, by_table=by_table)
-        outputs = _Outputs(self.vectors, self.rows, self._stored_type)
+        outputs = _Outputs(self)
         join = COMBINE[combine]
         part_rows, block_rows = PART_ROWS, BLOCK_ROWS
         if self.is_one_part:
@@ -235,16 +246,9 @@ class _Expansion:
 class _Outputs:
     """The vectors that a kernel returns, written block by block."""
 
-    def __init__(
-        self,
-        before: Mapping[str, AnyArray],
-        rows: int,
-        stored_type: Callable[[np.dtype[Any]], np.dtype[Any]],
-    ) -> None:
+    def __init__(self, rows: JoinedRows) -> None:
         self.vectors: dict[str, AnyArray] = {}
-        self._before = before
         self._rows = rows
-        self._stored_type = stored_type
         self._lock = Lock()
 
     def write(self, block: slice, values: Vectors) -> None:
@@ -256,15 +260,15 @@ class _Outputs:
         """Return the array (N, ...) that a kernel's results of this name go to."""
         with self._lock:
             if name not in self.vectors:
-                shape = self._rows, *like.shape[1:]
-                dtype = self._stored_type(like.dtype)
-                before = self._before.get(name)
+                row_shape = like.shape[1:]
+                dtype = self._rows.stored_type(like.dtype)
+                before = self._rows.vectors.get(name)
                 is_reused = (
                     before is not None
-                    and (before.shape, before.dtype) == (shape, dtype)
+                    and (before.shape[1:], before.dtype) == (row_shape, dtype)
                     and before.flags.writeable
                 )
                 # a block is read before it is written, and no other block is read
-                new = before if is_reused else np.empty(shape, dtype)
+                new = before if is_reused else self._rows.empty_vector(row_shape, dtype)
                 self.vectors[name] = new  # type: ignore[assignment]
             return self.vectors[name]

@@ -30,7 +30,14 @@ from typing import ClassVar, Final, Self, TypeVar
 
 import numpy as np
 
-from tp_flower.arrays import BLOCK_ROWS, AnyArray, FloatArray, blocks, dot
+from tp_flower.arrays import (
+    BLOCK_ROWS,
+    AnyArray,
+    FloatArray,
+    blocks,
+    chosen_rows,
+    dot,
+)
 from tp_flower.objectives.noise import LabelNoise
 from tp_flower.objectives.response import Response
 from tp_flower.objectives.target import LABEL, Rows, Target
@@ -128,11 +135,12 @@ class Objective(ABC):
 
     def refusal_to_train(self) -> str:
         """Return why nothing is learned from its rows, N > 0, or ""."""
-        values = np.unique(self.target.numbers)
-        if len(values) > 1:
+        values = self.target.stored[:, 0]
+        only = float(values.min())
+        if only < values.max():
             return ""
         classes = self.target.classes
-        name = classes[int(values[0])] if classes else f"{values[0]:g}"
+        name = classes[int(only)] if classes else f"{only:g}"
         return (
             f"the label is constant in the {len(self)} joined training rows "
             f"({'one class' if classes else 'one value'}: {name})"
@@ -277,7 +285,8 @@ class Objective(ABC):
 
     def select(self, rows: Rows) -> Self:
         """Return the objective of some rows."""
-        return self.on({name: values[rows] for name, values in self.vectors.items()})
+        chosen = {name: chosen_rows(v, rows) for name, v in self.vectors.items()}
+        return self.on(chosen)
 
     def on(self, vectors: Mapping[str, AnyArray]) -> Self:
         """Return the objective of other rows, say a block, by their named vectors."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import AnyArray, FloatArray, class_counts
+from tp_flower.arrays import AnyArray, FloatArray, chosen_rows, class_counts
 from tp_flower.objectives.noise import LabelNoise
 
 LABEL: Final = "label"
@@ -114,7 +114,7 @@ class Target:
 
     def select(self, rows: Rows) -> Self:
         """Return the target of some rows."""
-        return self.with_columns(self.stored[rows])
+        return self.with_columns(chosen_rows(self.stored, rows))
 
     def with_columns(self, stored: AnyArray) -> Self:
         """Return a target of other rows, which is read as this one is."""

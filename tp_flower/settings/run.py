@@ -254,6 +254,26 @@ def _validation_fraction(value: object) -> float | str:
     raise ValueError(f"{value!r} is out of range: it must be {_FRACTION}")
 
 
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([MG])B")
+_BYTES: Final = {"M": 1e6, "G": 1e9}
+
+
+def _memory(text: str) -> str:
+    if text and not _SIZE.fullmatch(text):
+        raise ValueError(f'{text!r} is not a size such as "8 GB" or "500 MB"')
+    return text
+
+
+def bytes_of(size: str) -> float:
+    """Return the bytes of a size; of none, "", infinity.
+
+    >>> bytes_of("1.5 GB"), bytes_of("")
+    (1500000000.0, inf)
+    """
+    match = _SIZE.fullmatch(size)
+    return float(match[1]) * _BYTES[match[2]] if match else math.inf
+
+
 def _test_split(text: str) -> str:
     SplitRule.read(text)
     return text
@@ -317,6 +337,13 @@ class DataSettings:
         200_000_000,
         "A join of more rows than this is refused before it is built.",
         Range(1),
+        is_operational=True,
+    )
+    memory: str = setting(
+        "",
+        "Memory that the server may take for joined rows. What more of them would take "
+        'is kept in files, in the folder that TMPDIR names. "" = all is in memory.',
+        Form('"", or a size such as "8 GB" or "500 MB"', _memory),
         is_operational=True,
     )
     sample: float = setting(

@@ -115,6 +115,11 @@ class Settings(
         return rules_of(self.method)
 
     @property
+    def memory_bytes(self) -> float:
+        """The bytes that the server may take for joined rows."""
+        return run.bytes_of(self.memory)
+
+    @property
     def start(self) -> str:
         """The saved model that training starts from; "" for none."""
         return str(vars(self).get(self.method.starts_from, ""))

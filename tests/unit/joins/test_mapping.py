@@ -19,12 +19,13 @@ from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins import matching
 from tp_flower.joins.batches import plan_batches
-from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.joining import JoinStep, RowLimits, build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows, number_type
 from tp_flower.query import Join
 from tp_flower.splits import split_rows
 
 COLUMNS = ("a", "b")
+NO_LIMITS = RowLimits()
 LEFT = [("t1", "t0", "a", "a")]
 JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 
@@ -53,7 +54,7 @@ def queries(draw):
     return tables, predicates, outer, label
 
 
-def build(tables, predicates, outer=(), label="t0", **limits):
+def build(tables, predicates, outer=(), label="t0", limits=NO_LIMITS):
     joins = []
     sizes = {}
     keys = {(table, number): [] for table in tables for number in range(len(COLUMNS))}
@@ -68,7 +69,7 @@ def build(tables, predicates, outer=(), label="t0", **limits):
         (left, left_key), (right, right_key) = sides
         text = f"{table}.{ours} = {other}.{theirs}"
         joins.append(Join(left, right, left_key, right_key, text=text))
-    return build_mapping(joins, keys, sizes, label, outer, **limits)
+    return build_mapping(joins, keys, sizes, label, outer, limits)
 
 
 def joined_by_duckdb(tables, predicates, outer):
@@ -167,12 +168,12 @@ def test_too_many_rows_are_refused_before_they_are_made():
         r"max-joined-rows allows 400000\. Before it: t0: 3 rows; t1 on t1\.a = t0\.a: "
         r"3 rows become 300000 \(.*\)\. Aggregate t2 in a sub-query .* or raise",
     ):
-        build(tables, [*LEFT, ("t2", "t1", "b", "b")], max_joined_rows=400_000)
+        build(tables, [*LEFT, ("t2", "t1", "b", "b")], limits=RowLimits(400_000))
     # the limit itself is allowed
     tables = {"t0": [[(1, 0)] * 3], "t1": [[(1, 0)] * 4]}
-    assert build(tables, LEFT, max_joined_rows=12)[0].joined_rows == 12
+    assert build(tables, LEFT, limits=RowLimits(12))[0].joined_rows == 12
     with pytest.raises(MappingError, match=r"become 12 .*allows 11"):
-        build(tables, LEFT, max_joined_rows=11)
+        build(tables, LEFT, limits=RowLimits(11))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ OPERATIONAL = {
     "progress",
     "track",
     "max-joined-rows",
+    "memory",
     "site-timeout",
     "on-missing",
     "survival-times",

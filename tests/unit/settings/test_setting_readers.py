@@ -23,6 +23,7 @@ RULES = re.compile(r"tp_flower/methods/\w+(/\w+)?/settings\.py$")
 """Sites read settings to compare requests with what was proposed."""
 DERIVED = {
     "epochs": ("num_epochs",),
+    "memory_bytes": ("memory",),
     "model_of": ("model", "models"),
     "training_sample": ("coreset_size",),
     "is_sampled": ("coreset_size",),
@@ -77,7 +78,7 @@ OF_OTHER_RUNS = {
     "coreset-kmeans": NO_MODEL,
     "moments": {"hidden_sizes", "device", "private_tables", "moments_to"}
     | DESCRIPTIONS,
-    "personalised": {"max_joined_rows"},
+    "personalised": {"max_joined_rows", "memory"},
 }
 """By strategy, what is read with other settings only, or declared for all."""
 
