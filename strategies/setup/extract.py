@@ -254,13 +254,14 @@ def _check_filled(
             f.conditions or (f.subquery and not f.subquery.is_windowed)
             for f in bound.fragments_of(table)
         )
-        condition = ""
+        condition = hint = ""
         if is_filtered:
             condition = " after the query's filters"
+            hint = "; WHERE compares texts with their case"
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(
             f"table {table!r} is empty{condition}: none of its sites ({sites}) has a "
-            "row"
+            f"row{hint}"
         )
 
 

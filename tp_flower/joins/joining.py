@@ -138,7 +138,9 @@ def check_kinds(
     distinct = {kind for kinds_of in kinds.values() for kind in kinds_of}
     if len(distinct) > 1:
         advice = "; cast one side in the query"
-        if any("uuid" in kind.split("+") for kind in distinct):
+        if distinct == {"number", "uuid"}:
+            advice = "; no number is a UUID: join by other columns"
+        elif any("uuid" in kind.split("+") for kind in distinct):
             advice = "; cast texts to UUID in the query"
         elif distinct == {"number", "text"}:
             advice = (

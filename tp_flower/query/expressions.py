@@ -53,6 +53,10 @@ _SUB_QUERIES = (
     f"{_AGGREGATED}; IN (SELECT ...) stands in WHERE, joined by AND"
 )
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
+_JSON = (
+    "a value within JSON is read by its owner, in the table's 'sql', such as "
+    "CAST(meta ->> 'pos' AS BIGINT) AS pos"
+)
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 # why a node is refused, the most telling reason first
@@ -62,6 +66,7 @@ _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
     ((exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup), _NO_AGGREGATES),
     ((exp.Star, exp.Columns), "name the columns instead of *"),
     ((exp.Placeholder, exp.Parameter), "parameters are not supported"),
+    ((exp.JSONExtract, exp.JSONExtractScalar, exp.JSONBExtract), _JSON),
     ((exp.Alias,), "an alias has no place here"),
 )
 

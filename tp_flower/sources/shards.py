@@ -474,6 +474,12 @@ def _only_table(
     raise SourceError(f"{source}: it needs 'table'{TABLES_THERE}{listed}")
 
 
+_AS_SHARDS: Final = (
+    "; several other files are a shard each: write [[tables.NAME.shards]] with a path "
+    "for every one"
+)
+
+
 def _check_readable(source: ShardSource, path: str) -> None:
     """Refuse a path that is missing, unreadable or empty."""
     try:
@@ -483,14 +489,15 @@ def _check_readable(source: ShardSource, path: str) -> None:
             with Path(path).open("rb") as file:
                 is_empty = not file.read(1)
     except FileNotFoundError:
-        raise SourceError(f"{source}: the file does not exist") from None
+        several = _AS_SHARDS if set(path) & set("*?[") else ""
+        raise SourceError(f"{source}: the file does not exist{several}") from None
     except OSError as error:
         raise SourceError(
             f"{source}: the file cannot be read: {error.strerror}"
         ) from error
     if is_empty:
         if Path(path).is_dir():
-            problem = "folder has no Parquet files"
+            problem = f"folder has no Parquet files{_AS_SHARDS}"
         else:
             problem = "file is empty"
         raise SourceError(f"{source}: the {problem}")

@@ -243,3 +243,13 @@ def test_uuids_and_texts_of_one_sub_query_are_refused_with_the_cast_to_write(tmp
     ):
         joined_rows(sites, f"{sql}u.k")
     assert joined_rows(sites, f"{sql}CAST(u.k AS UUID)") == 120
+
+
+def test_no_cast_is_advised_where_a_number_is_compared_with_a_uuid(tmp_path):
+    sites = [
+        site(tmp_path, "A", {"a": parquet(tmp_path, "a", sixty(UUID_OF))}),
+        site(tmp_path, "B", {"b": parquet(tmp_path, "b", six("i"))}),
+    ]
+    sql = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+    with pytest.raises(TPFlowerError, match="number; no number is a UUID: join by"):
+        joined_rows(sites, sql)

@@ -190,6 +190,26 @@ def test_a_value_that_is_not_of_its_columns_type_is_read_as_the_refusal_says(
         assert values_of(typed, "f") == values
 
 
+def test_a_column_of_infinite_times_is_named_and_read_as_the_refusal_says(postgresql):
+    name = new_name()
+    run(
+        postgresql,
+        f'CREATE TABLE {name} (a int, "Until" timestamptz, d date)',
+        f"INSERT INTO {name} VALUES (1, '2020-01-01', '2020-01-01'), "
+        "(2, 'infinity', '2020-01-02'), (3, '-infinity', '2020-01-03')",
+    )
+    with refused("column 'Until' holds infinity, or a time .* in 'sql', as in CASE"):
+        rows_of(source_of(postgresql, name))
+    with refused("CASE") as caught:
+        rows_of(source_of(postgresql, name), "Until")
+    converted = str(caught.value).partition("as in ")[2]
+    sql = f"SELECT a, {converted} AS until FROM {name}"
+    until = values_of(source_of(postgresql, name, sql=sql), "until")
+    assert [moment and moment.year for moment in until] == [2020, None, None]
+    # of a query that does not read it, it is no obstacle
+    assert len(rows_of(source_of(postgresql, name), "a", "d")) == 3
+
+
 @CASES.each("useless", "kind", "declared", "text", "conversion")
 def test_columns_of_no_use_stop_only_queries_that_read_them(
     kind, declared, text, conversion, database
@@ -459,6 +479,11 @@ def test_missing_tables_and_files(url, tmp_path, sqlite):
     fill_numbers(url, [])
     with refused(place + ".*the table does not exist: check"):
         describe(source_of(url, "none"))
+    if url.drivername.startswith("postgresql"):
+        schema = new_name()
+        run(url, f"CREATE SCHEMA {schema}", f'CREATE TABLE {schema}."Orders" (a int)')
+        with refused(f"check 'table', with its schema; its tables are .*{schema}.Ord"):
+            describe(source_of(url, "Orders"))
     (tmp_path / "shards.db").write_text("no database " * 100)
     with refused("the file is not an SQLite database"):
         describe(source_of(sqlite, "t"))

@@ -376,9 +376,20 @@ class DatabaseSession:
         spelling = names[0] if not name and len(names) == 1 else spell(name, names)
         if spelling is None:
             problem = _MISSING if name else "it needs 'table'"
-            listed = ", ".join(names) or "none"
+            listed = ", ".join([*names, *self._tables_elsewhere()]) or "none"
             raise SourceError(f"{self.source}: {problem}{TABLES_THERE}{listed}")
         return (*schemas, spelling)
+
+    def _tables_elsewhere(self) -> list[str]:
+        """Return the tables and views of PostgreSQL's other schemas."""
+        if self.dialect != "postgresql":
+            return []
+        with self._run(
+            "SELECT table_schema || '.' || table_name FROM information_schema.tables "
+            "WHERE table_schema NOT IN ('pg_catalog', 'information_schema', "
+            "current_schema()) ORDER BY 1"
+        ) as cursor:
+            return [name for (name,) in cursor.fetchall()]
 
     def primary_key(self) -> list[str]:
         """Return the columns of the table's primary key, [] without one."""

@@ -5,10 +5,10 @@ The database is asked only for the rows and columns that the query needs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ import duckdb
 from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
-from tp_flower.errors import SourceError
+from tp_flower.errors import SourceError, UnreachableError
 from tp_flower.protocol.text_readings import TEXT
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import (
@@ -73,12 +73,52 @@ class DatabaseTable:
             yield None
             return
         is_empty = True
-        for rows in self.session.chunks(self._statement(selection)):
+        for rows in self._rows(selection):
             self.show(selection, rows)
             is_empty = False
             yield None
         if is_empty:
             yield None
+
+    def _rows(self, selection: Selection) -> Iterator[list[Sequence[Any]]]:
+        """Yield the selection's rows in chunks."""
+        try:
+            yield from self.session.chunks(self._statement(selection))
+        except UnreachableError:
+            raise
+        except SourceError:
+            if name := self._time_without_a_year(selection):
+                column = quote(name, self.session.dialect)
+                raise SourceError(
+                    f"{self.session.source}: column {name!r} holds infinity, or a time "
+                    "before the year 1 or after 9999: convert it in 'sql', as in CASE "
+                    f"WHEN {column} BETWEEN '0001-01-01' AND '9999-12-31' THEN "
+                    f"{column} END"
+                ) from None
+            raise
+
+    def _time_without_a_year(self, selection: Selection) -> str:
+        """Return the first column of PostgreSQL with times that Python lacks, or "".
+
+        The driver's error names no column.
+        """
+        times = [
+            name
+            for name in selection.columns
+            if self.columns[name].arrives.startswith(("DATE", "TIMESTAMP"))
+        ]
+        if self.session.dialect != "postgresql" or not times:
+            return ""
+        items = ", ".join(
+            f"bool_or({column} NOT BETWEEN '0001-01-01' AND '9999-12-31')"
+            for column in (quote(name, "postgresql") for name in times)
+        )
+        with suppress(SourceError):
+            found = self.session.one_row(
+                f"SELECT {items} FROM {_relation(self.session)}"
+            )
+            return next(compress(times, found), "")
+        return ""
 
     def show(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> None:
         """Make ``shard`` a view of the selection's rows."""
@@ -90,7 +130,7 @@ class DatabaseTable:
         table = f"loaded_{uuid4().hex}"
         self.connection.register("chunk", self._arrow(selection, []))
         self.connection.execute(f"CREATE TEMP TABLE {table} AS FROM chunk")
-        for rows in self.session.chunks(self._statement(selection)):
+        for rows in self._rows(selection):
             self.connection.register("chunk", self._arrow(selection, rows))
             self.connection.execute(f"INSERT INTO {table} FROM chunk")
         self._view(selection, table)
