@@ -54,7 +54,8 @@ _RULES: Final[Mapping[str, str]] = {
     "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
     'releases.moments = "clear"': "sums over the joined rows of the products of two "
-    "columns, for linear models, and nothing of a row",
+    "columns, for linear models: exact, so that a column that marks one row, a "
+    "partner's too,\n## reads it, as do two runs whose rows differ in one",
     'releases.factors = "clear"': "in predictions, numbers by which the server knows "
     "the rows of a join key again",
     'releases.covariance = "clear"': "such sums for standard errors, in which the "

@@ -5,7 +5,7 @@ of the text or hide a part of it: line ends and invisible characters are escaped
 """
 
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -66,7 +66,7 @@ def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
         f"RUN {proposal.digest}": (),
         "TABLES": _tables(proposal, fragments, own_sites),
         "TRAINING": _training(proposal, fragments, settings),
-        "PROTECTION": _protection(settings),
+        "PROTECTION": _protection(settings, proposal.tables),
         "YOU": _meaning(proposal, fragments, settings, own_sites),
         "QUERY AND SETTINGS": (
             f"query: {printable(proposal.query)}",
@@ -212,15 +212,18 @@ def _search(settings: Settings) -> Iterator[str]:
         yield f"candidate {number}: {named}"
 
 
-def _protection(settings: Settings) -> Iterator[str]:
+def _protection(settings: Settings, tables: Sequence[str]) -> Iterator[str]:
     """Yield what covers labels, models and scores, with the requested epsilons."""
     privacy = settings.privacy
     models = "no noise"
     sums = "in the clear"
     if privacy.covers_features:
+        protected = "the models, not features behind scores"
+        if covered := [t for t in tables if settings.rules.covers_values(settings, t)]:
+            protected = f"all values of {', '.join(covered)}, and of no other table"
         models = (
             f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), "
-            "which protects the models, not features behind scores"
+            f"which protects {protected}"
         )
     if privacy.unions == SEALED:
         sums = "sealed: the server reads none"

@@ -276,12 +276,18 @@ def _padded(
     encoder: SiteEncoder = fitted_encoder(site, shard.number)
     encoded = host_features(features)[: len(shard.trained)]
     counted = shard.rows.select(shard.trained)
+    source = site.source(shard.number)
     for weights in counted.multiplicity:
-        # a row that weighs 0 is in no sum; where none does, nothing is copied
-        rows = slice(None) if weights.all() else np.flatnonzero(weights)
-        weighed = TableColumns(encoded[rows])
-        source = site.source(shard.number)
-        check_columns(source, encoder, weighed, shards=len(shard.shards))
+        # a row that weighs 0 is in no sum
+        rows = int(np.count_nonzero(weights))
+        source.policy.check_freedom(encoder.encoder.width, rows)
+    check_columns(
+        source,
+        encoder,
+        TableColumns(encoded),
+        counted.multiplicity,
+        shards=len(shard.shards),
+    )
     columns = TableColumns(encoded, labels=shard.shares)
     agree("columns", columns.width, widths[shard.table])
     bits = shard.column_bits(shard.squared_norms(counted.multiplicity), columns)

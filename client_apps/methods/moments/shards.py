@@ -329,32 +329,45 @@ def check_columns(
     source: "ShardSource",
     encoder: SiteEncoder,
     columns: TableColumns,
+    counts: IntArray,
     *,
     shards: int,
     advice: str = OTHERWISE,
 ) -> None:
     """Refuse a column that is the same in nearly all rows, and tables of hardly any.
 
-    The moments of a column with few nonzero rows are those rows; so are those of one
-    with two values, less its common value times the others' sums. Of a table with no
-    more rows than columns, they are all of its rows, up to a rotation; in several
-    shards the others' rows are added to them.
+    Both hold for the rows of every pass that count in it, ``counts`` (p, n); the
+    label's columns are columns as others. The moments of a column with few nonzero rows
+    are those rows; so are those of one with two values, less its common value times the
+    others' sums. Of a table with no more rows than columns, moments are all of its
+    rows, up to a rotation; in several shards the others' rows are added to them.
     """
     policy = source.policy
-    policy.check_freedom(columns.width, len(columns))
-    if policy.min_count > 1:
-        odd = columns.odd_rows()
-        few = np.flatnonzero((odd > 0) & (odd < policy.min_count))
-        if few.size:
-            name = encoder.encoder.feature_of(int(few[0]))
+    for of_pass in counts:
+        rows = np.flatnonzero(of_pass)
+        if not len(rows):
+            continue
+        if policy.min_count > 1:
+            odd = columns.odd_rows(rows)
+            is_rare = (odd > 0) & (odd < policy.min_count)
+            if is_rare.any():
+                name = _name_of(encoder, int(np.argmax(is_rare)))
+                raise PolicyError(
+                    f"the table's policy (min-count = {policy.min_count}) refuses: "
+                    f"moments of {name}, which is the same in all but fewer rows; "
+                    f"{advice}"
+                )
+        is_alone = shards == 1 and policy.min_rows > 1
+        if is_alone and columns.width >= len(rows):
             raise PolicyError(
-                f"the table's policy (min-count = {policy.min_count}) refuses: moments "
-                f"of column {name!r}, which is the same in all but fewer rows; {advice}"
+                f"the table's policy (min-rows = {policy.min_rows}) refuses: moments "
+                f"of {columns.width} columns of no more rows, which tell these rows; "
+                "use encoders of fewer columns"
             )
-    is_alone = shards == 1 and policy.min_rows > 1
-    if is_alone and columns.width >= len(columns):
-        raise PolicyError(
-            f"the table's policy (min-rows = {policy.min_rows}) refuses: moments of "
-            f"{columns.width} columns of no more rows, which tell these rows; use "
-            "encoders of fewer columns"
-        )
+
+
+def _name_of(encoder: SiteEncoder, column: int) -> str:
+    """Return what a column is of, in words."""
+    if column >= encoder.encoder.width:
+        return "the label, or of a class of it"
+    return f"column {encoder.encoder.feature_of(column)!r}"

@@ -364,11 +364,16 @@ def _padded(
     rows, trained = shard.taking_part
     features = site.tables.encode(number, shard.encoder, rows)
     encoded = host_features(features)
+    columns = _columns(site, number, shard, request, encoded)
+    agree("columns", columns.width, request.columns[shard.table])
+    counted = shard.rows.select(rows)
     if shard.noise is None:
+        source.policy.check_freedom(shard.encoder.encoder.width, trained)
         check_columns(
             source,
             shard.encoder,
-            TableColumns(encoded[:trained]),
+            columns,
+            counted.multiplicity,
             shards=len(shard.shards),
             advice=column_advice(site.terms.settings) or OTHERWISE,
         )
@@ -380,9 +385,6 @@ def _padded(
             shards=len(shard.shards),
             otherwise="or test-fraction = 0 and validation-fraction = 0",
         )
-    columns = _columns(site, number, shard, request, encoded)
-    agree("columns", columns.width, request.columns[shard.table])
-    counted = shard.rows.select(rows)
     bits = _bits(shard, request, counted.multiplicity.sum(axis=0), columns)
     releaser = site.releaser(number, shard.plan)
     words = ColumnWords(columns, bits)

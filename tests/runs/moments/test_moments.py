@@ -582,6 +582,29 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
     assert resumed.losses == whole.losses
 
 
+def test_min_count_holds_for_the_label_and_in_held_out_rows(tmp_path):
+    frames = tables()
+    rows = len(frames["orders"])
+    frames["orders"]["few"] = 1 * (np.arange(rows) < 4)
+    frames["orders"]["some"] = 1 * (np.arange(rows) < 12)
+    rules = dict.fromkeys(frames, ALLOWED)
+    rules["orders"] = f"min-count = 8\n{ALLOWED}"
+    files = [
+        write_site(tmp_path / name, {name: frame}, rules)
+        for name, frame in frames.items()
+    ]
+    label = "moments of the label, or of a class of it, which is the same in all but"
+    held_out = "moments of column 'some', which is the same in all but fewer rows"
+    for label_sql, feature, test_fraction, refusal in (
+        ("o.few", "o.day", 0.0, label),
+        ("o.qty", "o.some", 0.2, held_out),
+        # as the advice says: encoded otherwise, or nothing held out
+        ("o.qty", "o.some", 0.0, None),
+    ):
+        query = sql(label_sql, features=f"{feature}, u.age, i.price")
+        check_start(files, Query.from_sql(query), refusal, test_fraction)
+
+
 @pytest.mark.parametrize(
     ("rules", "match"),
     [

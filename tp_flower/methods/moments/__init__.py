@@ -26,5 +26,6 @@ MOMENTS: Final = Method(
     is_compared=True,
     takes_loss=least_squares,
     tells="the second moments of the joined rows: for each two columns of the tables, "
-    "the label among them, the sum of their products; nothing of a row",
+    "the label among them, the sum of their products: of single rows nothing, unless a "
+    "column, a filter or a key marks one",
 )

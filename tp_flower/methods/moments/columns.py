@@ -8,13 +8,13 @@ Notation:
     n  rows        d  columns
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.arrays import FloatArray, IntArray, blocks
 from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.methods.moments.words import WordArray, to_words
 
@@ -56,20 +56,20 @@ class TableColumns:
     def second_moments(self, counts: IntArray | FloatArray) -> FloatArray:
         """Return the sums of the squares of rows that count so often (n,), (d,)."""
         total = np.zeros(self.width)
-        for block in self._blocks():
+        for block in blocks(len(self), _BLOCK_ROWS):
             total += counts[block] @ self[block] ** 2
         return total
 
-    def odd_rows(self) -> IntArray:
-        """Return in how many rows each column differs from nearly all others, (d,).
+    def odd_rows(self, rows: IntArray) -> IntArray:
+        """Return in how many of some rows each column differs from nearly all, (d,).
 
         Those in which it is not 0; or those of the rarer value, if it has two values.
         """
-        first = self[:1] if len(self) else np.zeros((1, self.width))
+        first = self[rows[:1]] if len(rows) else np.zeros((1, self.width))
         second = np.full(self.width, np.nan)
         of_first, of_second, nonzero = np.zeros((3, self.width), np.int64)
-        for rows in self._blocks():
-            block = self[rows]
+        for span in blocks(len(rows), _BLOCK_ROWS):
+            block = self[rows[span]]
             differs = block != first
             found = block[differs.argmax(axis=0), np.arange(self.width)]
             is_new = np.isnan(second) & differs.any(axis=0)
@@ -78,16 +78,11 @@ class TableColumns:
             of_second += np.count_nonzero(block == second, axis=0)
             nonzero += np.count_nonzero(block, axis=0)
         rarer = np.minimum(of_first, of_second)
-        has_two = of_first + of_second == len(self)
+        has_two = of_first + of_second == len(rows)
         odd: IntArray = np.where(
             has_two & (rarer > 0), np.minimum(rarer, nonzero), nonzero
         )
         return odd
-
-    def _blocks(self) -> Iterator[slice]:
-        """Yield the rows in blocks."""
-        for start in range(0, len(self), _BLOCK_ROWS):
-            yield slice(start, start + _BLOCK_ROWS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,7 +137,8 @@ class MomentsReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "the second moments of the joined rows: for each two columns of the "
             "tables, the label among them, the sum of their products, over the "
-            "training rows and over those held out; nothing of a row",
+            "training rows and over those held out: of single rows nothing, unless a "
+            "column, a filter or a key marks one",
             fields=("sums", "products"),
             covered_by="pads",
             kinds=("second-moments",),
@@ -414,7 +415,8 @@ class InformationReply(Reply, frozen=True, kw_only=True):
             "robust errors by its squared slope, for clustered "
             "ones over pairs of rows of a cluster by both slopes; of times to "
             "an event also, by stretch of time, sums of the columns over the rows at "
-            "risk; nothing of a row",
+            "risk: of single rows nothing, unless a column, a key or a weight marks "
+            "one",
             fields=("sums", "products"),
             covered_by="pads",
             kinds=("weighted-moments",),
