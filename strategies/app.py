@@ -75,7 +75,12 @@ def carry_out(grid: Grid, settings: Settings, announce: Announce) -> CompletedRu
             progress(report)
             tracking(report)
 
-        channel = open_channel(grid, settings.channel, settings.session_seconds)
+        channel = open_channel(
+            grid,
+            settings.channel,
+            settings.session_seconds,
+            stays=settings.mode == SERVE,
+        )
         try:
             with failures.record_log(settings, folder), channel as connected:
                 completed = act(settings, on_round, connected, folder, announce)
@@ -96,10 +101,11 @@ def act(
         report, predictions = use_model(settings, on_round, grid, folder)
         return CompletedRun(report, folder, predictions=predictions)
     if settings.mode == SERVE:
-        raise SettingsError(
-            f"mode = {SERVE!r} is of `tp-flower serve`, whose sites are in its own "
-            f"process: in a deployment predict with mode = {PREDICT!r}"
-        )
+        # no other run listens
+        from strategies.serving.deployed import serve_run
+
+        report = serve_run(settings, grid, folder, announce or api.print_line)
+        return CompletedRun(report, folder)
     method = STRATEGIES[settings.method_name].method_type
     query = method.parse(choose_sql(settings), settings)
     if settings.mode == EXPLAIN:

@@ -42,7 +42,7 @@ from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, state
 from tp_flower.reports.console import format_count, format_value, name_table, text_table
 from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
 from tp_flower.settings import Settings
-from tp_flower.settings.run import EXPLAIN
+from tp_flower.settings.run import EXPLAIN, TRAIN
 from tp_flower.settings.run_config import changed_settings, run_config_text
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
@@ -156,9 +156,10 @@ def run_through_flower(
                 subprocess.run(
                     [FLWR, "stop", number, *federation[: bool(superlink)]], check=False
                 )
-                error.add_note(
-                    "Flower stops the run. To go on: --set resume=FOLDER of its results"
-                )
+                way_on = ""
+                if settings.mode == TRAIN:
+                    way_on = ". To go on: --set resume=FOLDER of its results"
+                error.add_note(f"Flower stops the run{way_on}")
                 raise
     return report_file
 

@@ -220,7 +220,7 @@ def run(
 
     Returns:
         An :class:`Explanation`, a :class:`FittedModel`, :class:`Predictions` or an
-        :class:`Evaluation`, by the mode.
+        :class:`Evaluation`, by the mode; of a scorer a :class:`Result`.
     """
     named = settings.tables if sites is None else sites
     folder = user_home() if home is None else _absolute(home)
@@ -604,7 +604,7 @@ def _carry_out(
     else:
         with home_at(workspace.home), _open_grid(sites, settings) as grid:
             completed = resolve_name(CARRY_OUT)(grid, settings, announce)
-    return RESULTS[settings.mode](completed, workspace)
+    return RESULTS.get(settings.mode, Result)(completed, workspace)
 
 
 def _open_grid(sites: Any, settings: "Settings") -> AbstractContextManager[Any]:

@@ -287,8 +287,11 @@ def serve(  # noqa: PLR0913 - where it listens, for whom, and the run's settings
     file: File = None,
     overrides: Overrides = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
-    ] = "127.0.0.1:8700",
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where to listen. [default: 127.0.0.1:8700]"
+        ),
+    ] = "",
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The token. [default: TP_FLOWER_TOKEN]"),
@@ -300,15 +303,34 @@ def serve(  # noqa: PLR0913 - where it listens, for whom, and the run's settings
     refresh: Annotated[
         float, typer.Option(metavar="SECONDS", help="Read the rows anew; 0 = never.")
     ] = 0.0,
+    superlink: Annotated[
+        str,
+        typer.Option(
+            help="Serve there, by the sites of a deployment; its operator's file says "
+            "where it listens, and for whom."
+        ),
+    ] = "",
 ) -> None:
-    """Stay, and predict over HTTP with a saved model, by sites in this process."""
+    """Stay, and predict over HTTP with a saved model, by sites in this process.
+
+    Or by those of a deployment: with --superlink.
+    """
     from tp_flower import api
 
+    settings = read_settings(file, overrides, mode="serve", **{"model-name": model})
+    if superlink:
+        if listen or token_file or certificate or refresh:
+            raise typer.BadParameter(
+                "--listen, --token-file, --certificate and --refresh are in the "
+                "operator's file with --superlink (superlink.sh --scorer FILE)"
+            )
+        if not load(api.RUN_THROUGH_FLOWER)(settings, superlink, api.print_line):
+            raise typer.Exit(1)
+        return
     if refresh < 0.0:
         raise typer.BadParameter(f"--refresh {refresh:g}: it must be 0 or more")
-    settings = read_settings(file, overrides, mode="serve", **{"model-name": model})
     address = load(f"{SCORER_SERVER}:Address").read(listen, token_file, certificate)
-    load(f"{SCORER}:serve")(
+    load(f"{SCORER}:serve_here")(
         settings, load(CLIENT_APP), address, refresh, api.print_line
     )
 

@@ -12,6 +12,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
+NEXT_QUERY: Final = "the next one may at "
+"""In the refusal of a query beyond a table's quota, before the time (ISO 8601)."""
+
 
 class TPFlowerError(Exception):
     """Base of every error that tp_flower raises on purpose."""

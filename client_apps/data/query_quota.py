@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sqlite3 import Connection
 from typing import Any, Final
 
-from tp_flower.errors import PolicyError
+from tp_flower.errors import NEXT_QUERY, PolicyError
 
 Quotas = Mapping[str, int]
 """By source, the most queries in 24 hours; one that is not listed has no limit."""
@@ -47,7 +47,7 @@ def check_quota(
     if quota and (free_at := _free_at(connection, source, quota)):
         raise PolicyError(
             f"the table's policy (queries-per-day) refuses: {quota} queries have read "
-            f"table {table} within 24 hours; the next one may at {free_at}"
+            f"table {table} within 24 hours; {NEXT_QUERY}{free_at}"
         )
 
 

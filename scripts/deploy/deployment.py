@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -76,6 +77,8 @@ def store_entries(store: Path, site: str, policy: str = "") -> str:
 class Deployment:
     """Processes by name, ``"superlink"`` and those of the sites, and what they left.
 
+    Runs of mode "serve" listen at the port ``scorer``, for who has the ``token``.
+
     Args:
         folder: for all of it; not there yet.
     """
@@ -104,6 +107,14 @@ class Deployment:
         self.allowed_apps = folder / "apps.txt"
         self.allowed_apps.touch(0o600)
         self.allowed_apps.write_text(self.app_hash(ROOT))
+        self.scorer = free_port()
+        self.token = secrets.token_hex(32)
+        token = folder / "token"
+        token.touch(0o600)
+        token.write_text(self.token)
+        (folder / "scorer.toml").write_text(
+            f'token-file = "token"\nlisten = "127.0.0.1:{self.scorer}"\n'
+        )
 
     def script(self, name: str, *arguments: object) -> str:
         """Run a script of this folder; return what it printed."""
@@ -131,6 +142,7 @@ class Deployment:
         self._start(
             *("superlink", "superlink.sh", "--certificates", certificates),
             *("--state", state, "--port", self.port, "--sessions", self.sessions),
+            *("--scorer", self.folder / "scorer.toml"),
         )
         self.wait(self._answers, "the SuperLink answers", SECONDS_TO_START)
 
@@ -196,11 +208,15 @@ class Deployment:
         process.wait()
         _kill(under)
 
-    def restart_site(self, site: str) -> None:
-        """Stop a SuperNode politely, and start it again."""
+    def stop_site(self, site: str) -> None:
+        """Stop a SuperNode politely."""
         process = self.processes.pop(site)
         process.terminate()
         process.wait(SECONDS_TO_STOP)
+
+    def restart_site(self, site: str) -> None:
+        """Stop a SuperNode politely, and start it again."""
+        self.stop_site(site)
         self.start_site(site)
 
     def submit(

@@ -2,7 +2,7 @@
 # Start the operator's SuperLink, in the foreground: over TLS, for registered SuperNodes only,
 # with a database that outlives it. Stop it with Ctrl-C or SIGTERM.
 #   bash scripts/deploy/superlink.sh --certificates FOLDER --state FOLDER [--host ADDRESS] [--port N]
-#     [--sessions FOLDER]
+#     [--sessions FOLDER] [--scorer FILE]
 #
 #   --certificates  has ca.crt, server.pem and server.key (make_ca.sh)
 #   --state         takes superlink.db (registered keys, runs), runs/ (reports) and models/
@@ -11,12 +11,14 @@
 #   --port          default 8000
 #   --sessions      takes the sockets of runs, to which the front passes what sites ask (nginx.conf has
 #                   the same path, of at most 65 characters); without it, rounds take Flower's messages
+#   --scorer        lets runs of mode "serve" listen; the file says where and for whom, and is read when
+#                   such a run starts (docs/how-to/serve.md). It needs --sessions
 set -euo pipefail
 
 # shellcheck source=scripts/deploy/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-certificates='' state='' host=127.0.0.1 port=8000 sessions=''
+certificates='' state='' host=127.0.0.1 port=8000 sessions='' scorer=''
 while [ $# -gt 0 ]; do
   case $1 in
     --certificates) certificates=$(value "$@") ;;
@@ -24,6 +26,7 @@ while [ $# -gt 0 ]; do
     --host) host=$(value "$@") ;;
     --port) port=$(value "$@") ;;
     --sessions) sessions=$(value "$@") ;;
+    --scorer) scorer=$(value "$@") ;;
     *) wrong_usage "unknown argument: $1" ;;
   esac
   shift 2
@@ -52,6 +55,12 @@ if [ -n "$sessions" ]; then
   # left by ServerApps that were killed
   rm -f -- "$sessions"/*.sock
   export TP_FLOWER_SESSIONS=$sessions
+fi
+if [ -n "$scorer" ]; then
+  [ -n "$sessions" ] || fail "--scorer needs --sessions: without them an answer would take some 5 seconds"
+  scorer=$(absolute "$scorer")
+  need_file --scorer "$scorer"
+  export TP_FLOWER_SCORER=$scorer
 fi
 cd -- "$state"
 exec flower-superlink \

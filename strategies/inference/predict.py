@@ -7,7 +7,7 @@ out. Labels, weights and offsets leave and are covered as in training.
 """
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -413,12 +413,14 @@ class Evaluate(ModelStrategy):
         return labels
 
 
-def with_row_keys_of(grid: InProcessGrid, predictions: pa.Table) -> pa.Table:
-    """Return predictions with the row keys that the sites of this process have kept."""
+def with_row_keys_of(
+    states: Iterable[Path], run: str, predictions: pa.Table
+) -> pa.Table:
+    """Return predictions with the row keys that sites have kept in their states."""
     row_key_tables = [
         pq.read_table(file)
-        for state in grid.state_folders
-        for file in prediction_files.row_keys_folder(state, grid.run_name).glob("*")
+        for state in states
+        for file in prediction_files.row_keys_folder(state, run).glob("*")
     ]
     if not row_key_tables:
         return predictions
@@ -450,7 +452,8 @@ def use_model(
         path = folder / prediction_files.PREDICTIONS_FILE
         table = strategy.predictions
         if isinstance(grid, InProcessGrid) and settings.row_key:
-            table = with_row_keys_of(grid, table)
+            run = strategy.session.run
+            table = with_row_keys_of(grid.state_folders, run, table)
         metadata = {
             "model": str(manifest.model),
             "query": query.to_sql(),

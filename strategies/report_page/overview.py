@@ -292,6 +292,7 @@ VERBS = {
     "explain": "to be learned from",
     "predict": "predicted from",
     "evaluate": "evaluated on",
+    "serve": "served from",
 }
 SCORED = {
     "joined": "joined rows",

@@ -38,7 +38,7 @@ from tp_flower.reports.blocks import (
 from tp_flower.reports.coefficients import write_coefficients
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
-from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
+from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, SERVE, TRAIN
 from tp_flower.settings.run_config import changed_settings, run_config_text
 
 PAGE_FILE = "report.html"
@@ -96,7 +96,10 @@ def commands(report: Record) -> Code:
     mode = report.text("mode")
     model = report.text("model")
     file = shlex.quote(str(Path(report.at("settings").text("output-dir")) / RUN_FILE))
-    lines = [f"tp-flower {mode} {file}", f"flwr run . --stream -c {file}"]
+    verb = mode
+    if mode == SERVE:
+        verb = f"{mode} {shlex.quote(report.at('settings').text('model-name'))}"
+    lines = [f"tp-flower {verb} {file}", f"flwr run . --stream -c {file}"]
     if mode == EXPLAIN:
         lines.append(f"tp-flower {TRAIN} {file}")
     # a failed run has no model

@@ -11,6 +11,7 @@ session of a site that has fallen silent, or by Flower to one that cannot open a
 
 import hashlib
 import os
+import select
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from http.server import BaseHTTPRequestHandler
 from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
-from socket import SHUT_RDWR, socket
+from socket import MSG_PEEK, SHUT_RDWR, socket
 from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from threading import BoundedSemaphore, Condition, Thread
 from typing import Any, Final, cast
@@ -94,19 +95,46 @@ class Line:
         self.opening = ""
 
 
+@dataclass(frozen=True, eq=False)
+class _Poll:
+    """A request that waits for a message until it ``ends``."""
+
+    connection: socket
+    ends: float
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody has closed the connection: a site that waits says nothing."""
+        readable = select.poll()
+        readable.register(self.connection, select.POLLIN)
+        try:
+            return not readable.poll(0) or bool(self.connection.recv(1, MSG_PEEK))
+        except OSError:
+            return False
+
+
 class SessionGrid:
     """Flower's grid, with sessions for the messages of a run.
 
     ``folder`` takes the socket, ``seconds`` is after how long a session lets others use
-    the site. With ``must_open`` a site that cannot open one is a SiteError.
+    the site. With ``must_open`` a site that cannot open one is a SiteError. With
+    ``stays`` a session without work goes on, and one that lets others use the site is
+    opened again at once: whoever waits for the site has its turn before.
     """
 
     def __init__(
-        self, grid: Grid, folder: Path, seconds: float, *, must_open: bool = False
+        self,
+        grid: Grid,
+        folder: Path,
+        seconds: float,
+        *,
+        must_open: bool = False,
+        stays: bool = False,
     ) -> None:
         self._grid = grid
         self._seconds = seconds
         self._must_open = must_open
+        self._stays = stays
         self.channel = token_hex(wire.CHANNEL_DIGITS // 2)
         self.lines: dict[int, Line] = {}
         self.refused: Counter[str] = Counter()
@@ -141,6 +169,15 @@ class SessionGrid:
         """Wait for a reply in a session, at most so long."""
         with self._lock:
             self._lock.wait_for(lambda: self._replies, seconds)
+
+    def silent_nodes(self) -> list[int]:
+        """Return the nodes with a session that have given no sign of life for long."""
+        with self._lock:
+            return [
+                line.node
+                for line in self.lines.values()
+                if line.since and _is_quiet(line, SILENT_SECONDS)
+            ]
 
     def close(self) -> None:
         """End the sessions: the sites are free for others."""
@@ -307,11 +344,9 @@ class SessionGrid:
         return bool(line.frame and line.sent) and number == line.number + 1
 
     def answer(
-        self, line: Line, key: bytes, number: int, body: bytes, seconds: float
+        self, line: Line, key: bytes, number: int, body: bytes, poll: _Poll
     ) -> wire.Response:
         """Take the reply to the message before ``number``, and wait for the next."""
-        poll = object()
-        ends = time.monotonic() + seconds
         with self._lock:
             if body and line.sent and self._awaits(line, number):
                 line.frame = b""
@@ -324,34 +359,36 @@ class SessionGrid:
             # an earlier request of the site is one whose answer it no longer awaits
             line.poll = poll
             self._lock.notify_all()
-            while (response := self._response(line, key, poll, ends)) is None:
-                self._lock.wait(min(ends - time.monotonic(), 1.0))
+            while (response := self._response(line, key, poll)) is None:
+                self._lock.wait(min(poll.ends - time.monotonic(), 1.0))
             if line.poll is poll:
                 line.poll = None
-                line.heard = time.monotonic()
+                if poll.is_there:
+                    line.heard = time.monotonic()
             return response
 
-    def _response(
-        self, line: Line, key: bytes, poll: object, ends: float
-    ) -> wire.Response | None:
+    def _response(self, line: Line, key: bytes, poll: _Poll) -> wire.Response | None:
         """Return the answer to a request, None while there is none."""
         is_over = line.key != key or not line.since
         if not is_over and (self._is_closed or self._can_pause(line)):
             line.close()
+            if self._stays and not self._is_closed:
+                self._open(line)
             self._lock.notify_all()
             is_over = True
         if is_over:
             return wire.GONE, 0, b""
         if line.frame:
             return wire.OK, line.number, line.frame
-        if line.poll is not poll or time.monotonic() >= ends:
-            return wire.NOTHING, 0, b""
-        return None
+        is_awaited = line.poll is poll and time.monotonic() < poll.ends
+        if is_awaited and poll.is_there:
+            return None
+        return wire.NOTHING, 0, b""
 
     def _can_pause(self, line: Line) -> bool:
         """Whether the site is free, and has been in use for long or nothing runs."""
         has_work = any(other.frame for other in self.lines.values())
-        is_idle = not has_work and _age(self._active) > IDLE_SECONDS
+        is_idle = not (has_work or self._stays) and _age(self._active) > IDLE_SECONDS
         return not line.frame and (is_idle or _age(line.since) > self._seconds)
 
 
@@ -436,8 +473,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._refuse("another body than the one that was signed")
             if path[4]:
                 return self._send(key, (wire.NOTHING, 0, b""))
-            answer = grid.answer(line, key, number, body, self._patience)
-            return self._send(key, answer)
+            poll = _Poll(self.connection, time.monotonic() + self._patience)
+            return self._send(key, grid.answer(line, key, number, body, poll))
 
     def _read_reply(
         self, line: Line, number: int, digest: str, length: int
@@ -505,10 +542,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
+def open_channel(
+    grid: Grid, channel: str, seconds: float, *, stays: bool = False
+) -> Iterator[Grid]:
     """Yield the grid of a run: one with sessions where the deployment offers them.
 
-    SettingsError if the run must have them (``channel = "session"``), and cannot.
+    A run that ``stays`` keeps them while it has no work, and takes no site without
+    one. SettingsError if the run must have them (``channel = "session"``), and cannot.
     """
     folder = os.environ.get(SESSIONS, "")
     sessions = None
@@ -516,7 +556,11 @@ def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
     if folder and channel != FLOWER:
         try:
             sessions = SessionGrid(
-                grid, Path(folder), seconds, must_open=channel == SESSION
+                grid,
+                Path(folder),
+                seconds,
+                must_open=channel == SESSION or stays,
+                stays=stays,
             )
         except OSError as error:
             problem = f"no socket in {folder}: {error}"

@@ -146,6 +146,8 @@ class RoundStrategy(Strategy):
     name: str
     goes_on_after: ClassVar[tuple[type[TPFlowerError], ...]] = (DivergedError,)
     """Errors of sites that the rounds are told of where they wait for replies."""
+    idle_seconds = 0.0
+    """Since the last replies, in which the server had nothing to do."""
 
     def __init__(
         self,
@@ -294,6 +296,7 @@ class RoundStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Pass the replies to the method and let it compute its next request."""
         received_at = time.perf_counter()
+        self.idle_seconds = 0.0
         request = self._progress.pending
         if request is None:
             return None, None
@@ -461,12 +464,17 @@ class RoundStrategy(Strategy):
             number = self.rounds_done + 1
             arrays = self._progress.returned.arrays
             messages = list(self.configure_train(number, arrays, config, grid))
-            replies = self.session.send_and_wait(number, messages, timeout)
+            seconds = self.patience(timeout)
+            replies = self.session.send_and_wait(number, messages, seconds)
             try:
                 self._return(*self.aggregate_train(number, replies))
             except BehindSites as lacking:
                 self._catch_up(lacking)
         return self._progress.returned
+
+    def patience(self, timeout: float) -> float:
+        """Return the seconds to wait for the sites in the pending round."""
+        return timeout
 
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
         """Store an epoch's arrays and metrics in Flower's result."""
@@ -514,7 +522,7 @@ class RoundStrategy(Strategy):
             bytes_up=up,
             bytes_down=down,
             overhead_bytes=more_up + more_down,
-            server_seconds=time.perf_counter() - received_at,
+            server_seconds=time.perf_counter() - received_at - self.idle_seconds,
             client_seconds=client_seconds,
             site_seconds=dict(site_seconds),
             wait_seconds=elapsed - client_seconds,

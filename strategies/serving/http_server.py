@@ -36,6 +36,7 @@ from strategies.serving.serve import MOST_KEYS
 from tp_flower.errors import SettingsError
 
 TOKEN_VARIABLE: Final = "TP_FLOWER_TOKEN"
+LISTEN: Final = "127.0.0.1:8700"
 LEAST_CHARACTERS: Final = 32
 """Of a token."""
 MOST_BYTES: Final = 1 << 20
@@ -46,7 +47,6 @@ BLOCK_BYTES: Final = 1 << 16
 MOST_THREADS: Final = 256
 IDLE_SECONDS: Final = 60.0  # after which a connection without a request is closed
 ANSWER_SECONDS: Final = 60.0
-RETRY_SECONDS: Final = 1
 JSON: Final = "application/json"
 _AUTHORIZATION: Final = "Bearer "
 
@@ -87,12 +87,12 @@ class Address:
     def read(
         cls, listen: str, token_file: Path | None, certificate: Path | None
     ) -> "Address":
-        """Return the address of the options of a command.
+        """Return the address of the options of a command; "" is ``LISTEN``.
 
         Raises:
             SettingsError: an option is refused, or no token is there.
         """
-        host, _, port = listen.rpartition(":")
+        host, _, port = (listen or LISTEN).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not (port.isdecimal() and int(port) < 1 << 16):
             raise SettingsError(
@@ -337,19 +337,22 @@ class _Connection(BaseHTTPRequestHandler):
         raise DownError(reason)
 
     def _refuse(self, error: ServingError) -> None:
-        self._send_json(error.status, {"error": str(error)})
+        body = msgspec.json.encode({"error": str(error)})
+        self._send(error.status, body, JSON, error.retry_seconds)
 
     def _send_json(self, status: HTTPStatus, content: object) -> None:
         self._send(status, msgspec.json.encode(content), JSON)
 
-    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+    def _send(
+        self, status: HTTPStatus, body: bytes, kind: str, retry: int | None = None
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         if status == HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", "Bearer")
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.send_header("Retry-After", str(RETRY_SECONDS))
+        if retry is not None:
+            self.send_header("Retry-After", str(retry))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

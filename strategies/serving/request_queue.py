@@ -4,16 +4,19 @@ Threads of the HTTP server put requests in and wait for the answers; the thread 
 rounds takes all that wait at a time, so that they share a round.
 """
 
+import math
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http import HTTPStatus
 from threading import Condition
 from typing import ClassVar, Final, TypeAlias
 
-from tp_flower.errors import TPFlowerError
+from tp_flower.errors import NEXT_QUERY, SiteError, TPFlowerError
 
 KeyValue: TypeAlias = str | int | float | bool
 RowKey: TypeAlias = Mapping[str, KeyValue]
@@ -24,13 +27,20 @@ Predictions: TypeAlias = Sequence[Sequence[Prediction]]
 
 OPENING: Final = "the scorer is opening its session with the sites"
 MOST_WAITING: Final = 256
+_FREE_AT: Final = re.compile(rf"\(queries-per-day\) refuses: .*?{NEXT_QUERY}(\S+Z)")
 LONGEST_WAIT: Final = 3600.0  # a condition cannot wait for ever
 
 
 class ServingError(TPFlowerError):
-    """A request is not answered by predictions; ``status`` is HTTP's."""
+    """A request is not answered by predictions.
+
+    Attributes:
+        status: HTTP's.
+        retry_seconds: after which it may be answered; None if it will not be.
+    """
 
     status: ClassVar[HTTPStatus]
+    retry_seconds: int | None = None
 
 
 class MalformedError(ServingError):
@@ -56,11 +66,35 @@ class RefusedError(ServingError):
 
     status = HTTPStatus.FORBIDDEN
 
+    @classmethod
+    def of(cls, error: SiteError) -> "RefusedError":
+        """Return the error of a request that sites refuse.
+
+        >>> RefusedError.of(SiteError("site 'b': too few rows")).status
+        <HTTPStatus.FORBIDDEN: 403>
+        """
+        if times := _FREE_AT.findall(str(error)):
+            return QuotaUsedUpError(str(error), max(map(datetime.fromisoformat, times)))
+        return cls(str(error))
+
+
+class QuotaUsedUpError(RefusedError):
+    """Tables have no queries left for the day, until some time."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, reason: str, until: datetime) -> None:
+        super().__init__(reason)
+        self.retry_seconds = max(
+            1, math.ceil((until - datetime.now(UTC)).total_seconds())
+        )
+
 
 class DownError(ServingError):
     """There is no session with the sites at present; the text names who is missing."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    retry_seconds = 1
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ open.
 """
 
 import math
+import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from pathlib import Path
+from threading import Thread, current_thread, main_thread
 from typing import Final
 
 from flwr.clientapp import ClientApp
@@ -17,20 +19,26 @@ from flwr.serverapp import Grid
 
 from strategies.commands import simulate
 from strategies.inference import manifest as manifests
+from strategies.run.grid import InProcessGrid
 from strategies.run.sites import no_host
 from strategies.serving.http_server import Address, ScorerServer
 from strategies.serving.metrics import Metrics
-from strategies.serving.request_queue import RequestQueue
-from strategies.serving.serve import Serve
-from tp_flower.errors import SchemaError, SettingsError, TPFlowerError
+from strategies.serving.request_queue import OPENING, RequestQueue
+from strategies.serving.serve import MOST_SITE_SECONDS, Serve
+from tp_flower.errors import (
+    SchemaError,
+    SettingsError,
+    TPFlowerError,
+    UnavailableError,
+)
 from tp_flower.files import home_folder
+from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 FIRST_PAUSE: Final = 0.5  # seconds before a session is opened again; they double
 LONGEST_PAUSE: Final = 60.0
-MOST_SITE_SECONDS: Final = 10.0
-"""To wait for a site: a request cannot wait as long as a training."""
+_NODE: Final = re.compile(r"\bnode (\d+)\b")
 
 
 class Scorer:
@@ -41,12 +49,19 @@ class Scorer:
         metrics: of requests and rounds.
     """
 
-    def __init__(self, settings: Settings, refresh_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        refresh_seconds: float = 0.0,
+        states: Collection[Path] = (),
+    ) -> None:
         """Prepare a scorer of a saved model.
 
         Args:
             settings: of the runs, with the model and, if another, the query.
             refresh_seconds: after which the rows are read anew; 0 for never.
+            states: folders of the state of sites that let this process read it; those
+                of a grid in this process are known.
 
         Raises:
             TPFlowerError: there is no such model, the query cannot be read, or scores
@@ -60,17 +75,26 @@ class Scorer:
         self.manifest = manifests.resolve(home_folder(), settings.model_name)
         sql = settings.sql if settings.sql.strip() else self.manifest.query
         self._query = Query.from_sql(sql, needs_label=False)
+        # to find the sites; those that are there may read their rows for longer
         self._settings = settings.with_fields(
             site_timeout=min(settings.site_timeout, MOST_SITE_SECONDS),
             wait_seconds=min(settings.wait_seconds, MOST_SITE_SECONDS),
         )
+        self._reading_seconds = settings.site_timeout
         self._refresh_seconds = refresh_seconds or math.inf
+        self._states = states
+        self._sites: dict[int, str] = {}
+        self._ended: Serve | None = None
+        self._problem = OPENING
         self.requests = RequestQueue()
         self.metrics = Metrics()
 
     def run(self, grid: Grid, announce: Callable[[str], None]) -> None:
         """Answer requests by the sites of a grid, until the queue is closed."""
         pause = FIRST_PAUSE
+        states = self._states
+        if isinstance(grid, InProcessGrid):
+            states = grid.state_folders
         while not self.requests.is_closed:
             session = Serve(
                 self._query,
@@ -80,31 +104,52 @@ class Scorer:
                 self.metrics.count_round,
             )
             session.lasts_seconds = self._refresh_seconds
+            session.states = states
             try:
-                session.start(grid)
+                session.start(grid, timeout=self._reading_seconds)
+                self._ended = session
                 pause = FIRST_PAUSE
             except TPFlowerError as error:
-                if not self.requests.reason:
-                    # the session was open
+                if session.was_open:
                     pause = FIRST_PAUSE
-                reason = f"{error}{self._hosts_of_missing(error)}"
-                self.requests.fail(reason)
-                announce(f"no session with the sites: {reason}")
+                self._ended = None
+                self._sites |= session.inventory.site_names
+                self._problem = self._name_sites(error)
+                self.requests.fail(self._problem)
+                announce(f"no session with the sites: {self._problem}")
                 self.requests.wait_closed(pause)
                 pause = min(2.0 * pause, LONGEST_PAUSE)
         self.requests.fail("the scorer is ending")
 
-    def _hosts_of_missing(self, error: TPFlowerError) -> str:
-        """Return a hint naming the sites of tables that an error says nobody hosts."""
+    def report(self) -> Document:
+        """Return the content of `report.json`, about the last session.
+
+        Raises:
+            UnavailableError: there was none in the end.
+        """
+        if self._ended is None:
+            raise UnavailableError(
+                f"the scorer was ended without a session: {self._problem}"
+            )
+        return self._ended.report()
+
+    def _name_sites(self, error: TPFlowerError) -> str:
+        """Return an error's text with the sites that it is about."""
+        text = _NODE.sub(self._site_of, str(error))
         if not isinstance(error, SchemaError):
-            return ""
+            return text
         hosts = {
             f"{part.name!r} was at {part.site!r}"
             for table in self.manifest.tables
             for part in table.parts
-            if no_host(part.name) in str(error)
+            if no_host(part.name) in text
         }
-        return f" ({', '.join(sorted(hosts))})" if hosts else ""
+        return f"{text} ({', '.join(sorted(hosts))})" if hosts else text
+
+    def _site_of(self, node: re.Match[str]) -> str:
+        """Return the site of a node that sessions have had, or the node."""
+        number = int(node[1])
+        return f"site {self._sites[number]!r}" if number in self._sites else node[0]
 
 
 @contextmanager
@@ -124,17 +169,11 @@ def listening(scorer: Scorer, address: Address) -> Iterator[ScorerServer]:
 
 
 def serve(
-    settings: Settings,
-    client_app: ClientApp,
-    address: Address,
-    refresh_seconds: float,
-    announce: Callable[[str], None],
+    scorer: Scorer, grid: Grid, address: Address, announce: Callable[[str], None]
 ) -> None:
-    """Serve a model by sites in this process, until it is interrupted or terminated."""
-    scorer = Scorer(settings, refresh_seconds)
+    """Answer requests at an address, until the process is interrupted or terminated."""
     with (
         _closed_by_signals(scorer.requests),
-        simulate(client_app, settings, None) as grid,
         listening(scorer, address) as server,
     ):
         announce(
@@ -144,9 +183,26 @@ def serve(
         scorer.run(grid, announce)
 
 
+def serve_here(
+    settings: Settings,
+    client_app: ClientApp,
+    address: Address,
+    refresh_seconds: float,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve a model by sites in this process."""
+    scorer = Scorer(settings, refresh_seconds)
+    with simulate(client_app, settings, None) as grid:
+        serve(scorer, grid, address, announce)
+
+
 @contextmanager
 def _closed_by_signals(requests: RequestQueue) -> Iterator[None]:
     """Close a queue in place of ending the process at once, inside the context."""
+    if current_thread() is not main_thread():
+        # no other thread hears of signals
+        yield
+        return
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = [signal.signal(n, lambda *_: requests.close()) for n in numbers]
     try:

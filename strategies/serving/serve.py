@@ -7,13 +7,21 @@ checks and counts a request like a query of its table.
 
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import replace
-from shutil import rmtree
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from flwr.serverapp.strategy import Result
 
 from strategies.inference import manifest as manifests
 from strategies.inference.predict import (
@@ -24,7 +32,6 @@ from strategies.inference.predict import (
 from strategies.inference.scoring import Joined
 from strategies.ranks import asks_ranks
 from strategies.run.exchange import Replies, Requests
-from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundListener
 from strategies.serving.request_queue import (
     Prediction,
@@ -39,13 +46,16 @@ from strategies.setup.columns import Columns
 from tp_flower.arrays import IntArray
 from tp_flower.errors import (
     DivergedError,
+    MissingSiteError,
     SettingsError,
     SiteError,
     StoppedError,
+    TPFlowerError,
     UnavailableError,
 )
 from tp_flower.query import BoundQuery, Query
-from tp_flower.reports.predictions import ROW, ROW_HASH, row_keys_folder
+from tp_flower.reports.predictions import ROW, ROW_HASH
+from tp_flower.reports.records import merge_last_epoch
 from tp_flower.settings import Settings
 from tp_flower.settings.run import SERVE
 
@@ -53,15 +63,27 @@ MOST_KEYS: Final = 1000
 """Keys of a round, and so of a request."""
 MOST_PREDICTIONS: Final = 10_000
 """Joined rows of a request: a many-to-many join makes several of a row."""
+MOST_SITE_SECONDS: Final = 10.0
+"""To wait for a site: a request cannot wait as long as a training."""
+LOOK_SECONDS: Final = 5.0
+"""How often a session without requests looks whether all sites are there."""
 
 
 class Serve(PredictingStrategy):
-    """Predict the rows of a query with a saved model, as requests name them."""
+    """Predict the rows of a query with a saved model, as requests name them.
+
+    Attributes:
+        lasts_seconds: how long the session answers requests, once it is open.
+        was_open: whether it has come to answer requests.
+        states: folders of sites' state that this process may read. Requests name rows
+            by the row keys which these have, else by their hashes.
+    """
 
     name = SERVE
     goes_on_after = (DivergedError, SiteError)
     lasts_seconds = math.inf
-    """How long the session answers requests, once it is open."""
+    states: Collection[Path] = ()
+    was_open = False
 
     def __init__(
         self,
@@ -83,12 +105,49 @@ class Serve(PredictingStrategy):
         joined = yield from self.join_predicted(bound, columns, missing)
         keys = self._row_keys(joined)
         self._requests.open()
+        self.was_open = True
         until = time.monotonic() + self.lasts_seconds
-        while batch := self._requests.take(until, MOST_KEYS):
+        while batch := self._take_batch(until):
             yield from self._answer(batch, joined, keys)
             # their records would grow without end
-            del self.history[:-1]
+            merge_last_epoch(self.history)
         return joined
+
+    def _run(self, *arguments: Any) -> Result:
+        """Run rounds; if they fail, so do requests, before the sites are told."""
+        try:
+            return super()._run(*arguments)
+        except TPFlowerError as error:
+            self._requests.fail(str(error))
+            raise
+
+    def patience(self, timeout: float) -> float:
+        """Return the seconds to wait for the sites: as long as a request can."""
+        return min(timeout, MOST_SITE_SECONDS) if self.was_open else timeout
+
+    def _take_batch(self, until: float) -> Sequence[RowRequest]:
+        """Return the next requests, none at the end of the session.
+
+        Raises:
+            MissingSiteError: a site has gone while there were no requests.
+        """
+        began = time.perf_counter()
+        batch: Sequence[RowRequest] = ()
+        while not (batch or self._requests.is_closed or time.monotonic() >= until):
+            self._check_present()
+            batch = self._requests.take(
+                min(until, time.monotonic() + LOOK_SECONDS), MOST_KEYS
+            )
+        self.idle_seconds += time.perf_counter() - began
+        return batch
+
+    def _check_present(self) -> None:
+        # a grid of sessions knows who is silent
+        silent_nodes: Callable[[], Iterable[int]]
+        silent_nodes = getattr(self.session.grid, "silent_nodes", tuple)
+        names = self.session.site_names
+        if gone := [repr(names[node]) for node in silent_nodes() if node in names]:
+            raise MissingSiteError(f"no sign of life from site {', '.join(gone)}")
 
     def _check_ranks(self) -> None:
         """Refuse tables whose scores may leave for rows of a high rank alone."""
@@ -105,16 +164,11 @@ class Serve(PredictingStrategy):
         """Return the rows of the label table by their keys, or by their positions."""
         rows = np.arange(joined.extracted.table_rows[joined.bound.label_table])
         columns = pa.table({ROW: rows})
-        grid = self.session.grid
         if joined.extracted.row_hashes is not None:
-            columns = pa.table({ROW_HASH: row_names(joined.extracted, rows)})
-            if isinstance(grid, InProcessGrid):
-                named = with_row_keys_of(grid, columns)
-                if len(named.column_names) > 1:
-                    columns = named.drop_columns([ROW_HASH])
-                # nobody else needs them: the next session has hashes of its own
-                for state in grid.state_folders:
-                    rmtree(row_keys_folder(state, grid.run_name), ignore_errors=True)
+            hashes = pa.table({ROW_HASH: row_names(joined.extracted, rows)})
+            columns = with_row_keys_of(self.states, self.session.run, hashes)
+            if len(columns.column_names) > 1:
+                columns = columns.drop_columns([ROW_HASH])
         return RowKeys(columns, joined.label_rows)
 
     def _answer(
@@ -132,7 +186,7 @@ class Serve(PredictingStrategy):
             raise
         except SiteError as error:
             for request, _ in found:
-                request.fail(RefusedError(str(error)))
+                request.fail(RefusedError.of(error))
             if isinstance(error, StoppedError):
                 raise
             return

@@ -12,15 +12,23 @@ import signal
 import threading
 from collections import Counter
 
+import pyarrow.parquet as pq
 import pytest
 
 from scripts.bench_deploy import SQL
 from scripts.data.make_store import main as make_store
-from scripts.deploy.deployment import CONNECTION, STORE_FILES, store_entries
+from scripts.deploy.deployment import (
+    CONNECTION,
+    STORE_FILES,
+    Deployment,
+    store_entries,
+)
 from scripts.run_app import descendants
 from tests.support.deployment import deployed
 from tests.support.peers.session_front import Fault, Front
 from tests.support.policies import OPEN
+from tests.support.serving.scorers import Serving, by_row
+from tp_flower.reports.predictions import PREDICTIONS_FILE
 
 pytestmark = [
     pytest.mark.slow,
@@ -172,6 +180,52 @@ def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
     check_same(deployment, second)
     assert "stopped" in deployment.flwr(
         "ls", CONNECTION, "--run-id", first, "--format", "json"
+    )
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("end", [Deployment.stop_site, Deployment.kill])
+def test_a_scorer_names_a_site_that_is_gone_and_answers_when_it_is_back(
+    deployment, end
+):
+    settings = {"sql": SQL, "min-sites": 2, "site-timeout": 60.0}
+    predicted = deployment.submit("predict", {**settings, "mode": "predict"})
+    assert deployment.finish(predicted, 1200.0)[0] == "finished:completed"
+    expected = by_row(pq.read_table(newest(deployment) / PREDICTIONS_FILE))
+    serving = Serving(None, None, deployment.scorer, [])
+    token = {"Authorization": f"Bearer {deployment.token}"}
+
+    def ask(path="/predict", body=None):
+        try:
+            return serving.ask(path, body, **token)[::2]
+        except ConnectionError:
+            return None, None
+
+    def predict(row):
+        status, content = ask(body={"keys": [{"row": row}]})
+        return content["predictions"] if status == 200 else content["error"]
+
+    def is_healthy():
+        return ask("/healthz")[0] == 200
+
+    run = deployment.submit("serve", {**settings, "mode": "serve"})
+    deployment.wait(is_healthy, "a session of the scorer")
+    rows = sorted(expected)[:20]
+    assert [predict(row) for row in rows] == [[expected[row]] for row in rows]
+    end(deployment, "office")
+    deployment.wait(lambda: "'office'" in str(predict(rows[0])), "a site is missed")
+    assert ask(body={"keys": [{"row": rows[0]}]})[0] == 503
+    deployment.start_site("office")
+    deployment.wait(is_healthy, "another session of the scorer")
+    assert predict(rows[0]) == [expected[rows[0]]]
+    before = len(deployment.log("office"))
+    deployment.flwr("stop", run, CONNECTION)
+    deployment.wait(lambda: ask("/healthz") == (None, None), "the scorer ends")
+    deployment.wait((newest(deployment) / "report.html").exists, "its report")
+    assert report(deployment)["status"] == "completed"
+    deployment.wait(
+        lambda: "session ended=over" in deployment.log("office")[before:],
+        "the end of a session",
     )
 
 

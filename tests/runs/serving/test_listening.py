@@ -164,5 +164,5 @@ def test_the_command_serves_until_it_is_ended(home, monkeypatch):
     assert printed == f"Serving {model} at {address}; end with Ctrl-C\n"
     assert "no model" in refused_by("serve", "other", *tables)
     settings = Settings(mode="serve", tables=str(folder))
-    with pytest.raises(SettingsError, match=r"mode = 'serve' is of `tp-flower serve`"):
+    with pytest.raises(SettingsError, match=r"lets runs listen .*--scorer FILE"):
         api.run(settings)

@@ -10,7 +10,7 @@ from tests.support.federated import site_per_table, store, whole
 from tests.support.files import case_table
 from tests.support.ledgers import ledger_lines
 from tests.support.predicted import on, train, train_store
-from tests.support.serving.scorers import by_row, serving
+from tests.support.serving.scorers import PATIENCE, by_row, serving
 from tp_flower.errors import SettingsError
 from tp_flower.settings import PrivacySettings
 
@@ -233,8 +233,11 @@ def test_every_request_counts_for_the_quota_and_is_in_the_ledger(limited, model)
         begun = len(ledger_lines(model.state / "customers", "answer"))
         for rows in ((0,), (0, 3)):
             served.predict(*({"row": row} for row in rows))
-        status, reason = served.error({"row": 0})
-        assert status == 403
+        status, headers, content = served.ask(body={"keys": [{"row": 0}]})
+        assert status == 429
+        # the first of the three was a moment ago
+        assert 86_400 - PATIENCE < int(headers["Retry-After"]) <= 86_400
+        reason = content["error"]
         assert "(queries-per-day) refuses: 3 queries have read" in reason
     lines = ledger_lines(model.state / "customers", "answer")[begun:]
     assert [line["action"] for line in lines] == [SCORE, SCORE]

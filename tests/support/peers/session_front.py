@@ -4,7 +4,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +64,7 @@ class Front(ThreadingHTTPServer):
         self.is_down = False
         self.paths: list[str] = []
         self.kept: list[tuple] = []
+        self.held: set[UnixConnection] = set()
         self.address = "192.0.2.1"
 
     @property
@@ -79,6 +80,7 @@ class Front(ThreadingHTTPServer):
         connection = UnixConnection(self.folder / f"{run}.sock")
         connection.timeout = self.longest
         headers = {**headers, "X-Real-IP": self.address}
+        self.held.add(connection)
         try:
             connection.request("POST", path, body, headers)
             response = connection.getresponse()
@@ -86,7 +88,15 @@ class Front(ThreadingHTTPServer):
         except OSError:
             return 502, [], b""
         finally:
+            self.held.discard(connection)
             connection.close()
+
+    def die(self) -> None:
+        """Answer nothing any more, and drop what is held."""
+        self.is_down = True
+        for connection in tuple(self.held):
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 import duckdb
+import msgspec
 import pytest
 from flwr.cli.app import typer_click_object
 from flwr.common.config import parse_config_args
@@ -17,6 +18,7 @@ from typer.main import get_command
 from scripts.data.make_store import make_store
 from strategies import STRATEGIES
 from strategies.app import choose_sql
+from strategies.serving.deployed import ScorerFile
 from strategies.setup.joined_rows import encoder_choices
 from tests.support.advice import texts
 from tests.support.files import ROOT, text_of
@@ -99,6 +101,9 @@ def test_code_is_read_by_the_program_that_it_is_for(
 
 def check_toml(text, file, schemas):
     file.write_text(text, encoding="utf-8")
+    if "token-file" in text:
+        msgspec.toml.decode(text, type=ScorerFile)
+        return schemas
     if not re.search(r"^\[+tables\.", text, re.MULTILINE):
         mode = "predict" if "row-key" in text else "train"
         check_settings(read_settings(file, (), mode=mode), schemas)
