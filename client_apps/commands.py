@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from client_apps.account_metrics import site_metrics
 from client_apps.account_page import account_page
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
@@ -146,6 +147,11 @@ def runs_to_approve(
 
 def _site(root: str, tables: str) -> Site:
     return Site(Context(0, 0, {TABLES: tables, STATE_DIR: root}, RecordDict(), {}))
+
+
+def account_metrics(root: str, tables: str) -> str:
+    """Return the account of each shard of a tables file as metrics for Prometheus."""
+    return site_metrics(root, _site(root, tables))
 
 
 def account(root: str, tables: str) -> blocks.Table:

@@ -26,6 +26,7 @@ SERVER: Final = "strategies.commands"
 SCORER: Final = "strategies.serving.scorer"
 SCORER_SERVER: Final = "strategies.serving.http_server"
 SITE: Final = "client_apps.commands"
+RUN_METRICS: Final = "strategies.report_page.run_metrics"
 CLIENT_APP: Final = "client_apps.app:app"
 CONSOLE_WIDTH: Final = 120
 RELEASES: Final = (
@@ -344,8 +345,20 @@ def check(file: File = None, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def report(folder: Path, full: Full = False) -> None:
+def report(
+    folder: Path,
+    full: Full = False,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics", help="Print rounds and bytes for Prometheus instead."
+        ),
+    ] = False,
+) -> None:
     """Write the page of a run that has ended, and print its result."""
+    if metrics:
+        typer.echo(load(f"{RUN_METRICS}:run_metrics")(folder), nl=False)
+        return
     show(load(f"{SERVER}:report")(folder, full))
 
 
@@ -415,17 +428,23 @@ def account(
     begin_anew: Annotated[
         str, typer.Option(help="Move the ledger to a new file.")
     ] = "",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print it for Prometheus.")
+    ] = False,
     state_dir: StateDir = "",
 ) -> None:
     """Print each table's epsilons of features, models and labels, and its budget."""
     tasks = [bool(tables), export, bool(begin_anew)].count(True)
-    has_lone_page = bool(page) and not tables
-    if tasks != 1 or has_lone_page:
+    has_lone_option = (bool(page) or metrics) and not tables
+    if tasks != 1 or has_lone_option or (page and metrics):
         raise typer.BadParameter(
-            "use one of --tables FILE [--page FILE], --export, --begin-anew"
+            "use one of --tables FILE [--page FILE or --metrics], --export, "
+            "--begin-anew"
         )
     root = _state_of(state_dir)
-    if tables:
+    if metrics:
+        typer.echo(load(f"{SITE}:account_metrics")(root, tables), nl=False)
+    elif tables:
         show(load(f"{SITE}:show_account")(root, tables, page))
     elif begin_anew:
         load(f"{SITE}:begin_anew")(root, Path(begin_anew))

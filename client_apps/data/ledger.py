@@ -57,7 +57,13 @@ from msgspec.structs import replace
 
 from client_apps.data import counter
 from client_apps.data.database import FILE, LABELS, START, Changes, open_database
-from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
+from client_apps.data.query_quota import (
+    TIME,
+    Quotas,
+    check_quota,
+    count_queries,
+    is_recorded,
+)
 from client_apps.data.score_counts import SCORES, ScoreLimit
 from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.node_config import IN_MEMORY
@@ -334,6 +340,11 @@ class Ledger:
         """Raise PolicyError if no query of a source may be answered now."""
         with self._transaction() as connection:
             check_quota(connection, table, source, quotas)
+
+    def queries(self, source: str) -> dict[str, tuple[int, int]]:
+        """Return by event a source's queries: all, and those that count for quotas."""
+        with self._transaction() as connection:
+            return count_queries(connection, source)
 
     def spent(self, source: str) -> list[mechanisms.Mechanism]:
         """Return the mechanisms that a source has used, open reservations in full."""

@@ -26,6 +26,11 @@ SELECT json_extract(line, '$.time') FROM ledger
 WHERE source IS ? AND event IN ('answer', 'refuse') ORDER BY seq DESC LIMIT 1 OFFSET ?
 """
 """The time of a source's query, counted from the latest."""
+COUNT_QUERY: Final = """
+SELECT event, count(*), sum(json_extract(line, '$.time') > ?) FROM ledger
+WHERE source IS ? AND event IN ('answer', 'refuse') GROUP BY event
+"""
+"""By event the queries of a source, and how many of them are later than a time."""
 
 
 def is_recorded(
@@ -49,6 +54,13 @@ def check_quota(
             f"the table's policy (queries-per-day) refuses: {quota} queries have read "
             f"table {table} within 24 hours; {NEXT_QUERY}{free_at}"
         )
+
+
+def count_queries(connection: Connection, source: str) -> dict[str, tuple[int, int]]:
+    """Return by event a source's queries: all, and those that count for its quota."""
+    since = time.strftime(TIME, time.gmtime(time.time() - DAY_SECONDS))
+    rows = connection.execute(COUNT_QUERY, (since, source))
+    return {event: (count, of_day) for event, count, of_day in rows}
 
 
 def _free_at(connection: Connection, source: str | None, quota: int) -> str:

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from strategies.run.channel import BoundedThreads
-from strategies.serving.metrics import CONTENT_TYPE, Metrics
+from strategies.serving.metrics import Metrics
 from strategies.serving.request_queue import (
     DownError,
     KeyValue,
@@ -34,6 +34,7 @@ from strategies.serving.request_queue import (
 )
 from strategies.serving.serve import MOST_KEYS
 from tp_flower.errors import SettingsError
+from tp_flower.reports.prometheus import CONTENT_TYPE
 
 TOKEN_VARIABLE: Final = "TP_FLOWER_TOKEN"
 LISTEN: Final = "127.0.0.1:8700"

@@ -1,8 +1,4 @@
-"""What a scorer has done since it started, in the text format of Prometheus.
-
-Reference:
-    https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4
-"""
+"""What a scorer has done since it started, as metrics for Prometheus."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,9 +7,17 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Final
 
+from tp_flower.reports.prometheus import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    Histogram,
+    Metric,
+    Sample,
+    metrics_text,
+)
 from tp_flower.reports.records import RoundReport
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX: Final = "tp_flower_scorer"
 BUCKETS: Final = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
@@ -54,13 +58,19 @@ class Metrics:
     def text(self, *, is_up: bool) -> str:
         """Return all metrics; ``is_up`` says whether requests are answered."""
         with self._lock:
-            return "\n".join([*self._lines(is_up=is_up), ""])
+            return metrics_text(self._metrics(is_up=is_up))
 
-    def _lines(self, *, is_up: bool) -> Iterator[str]:
-        name = f"{PREFIX}_requests_total"
-        yield from _head(name, "counter", "Requests for predictions, by HTTP status.")
-        for status, count in sorted(self._requests.items()):
-            yield f'{name}{{status="{status:d}"}} {count}'
+    def _metrics(self, *, is_up: bool) -> Iterator[Metric]:
+        by_status: list[Sample] = [
+            ({"status": status}, count)
+            for status, count in sorted(self._requests.items())
+        ]
+        yield Metric(
+            f"{PREFIX}_requests_total",
+            COUNTER,
+            "Requests for predictions, by HTTP status.",
+            by_status,
+        )
         errors = sum(n for status, n in self._requests.items() if status >= 400)
         totals = {
             "errors": ("Requests that were answered with an error.", errors),
@@ -68,21 +78,16 @@ class Metrics:
             "rounds": ("Rounds of messages with the sites.", self._rounds),
             "bytes": ("Bytes of these messages, both ways.", self._bytes),
         }
-        for what, (help_text, value) in totals.items():
-            yield from _head(f"{PREFIX}_{what}_total", "counter", help_text)
-            yield f"{PREFIX}_{what}_total {value}"
-        name = f"{PREFIX}_request_seconds"
-        yield from _head(name, "histogram", "Seconds to answer a request.")
-        count = 0
-        for end, in_bucket in zip((*BUCKETS, "+Inf"), self._buckets, strict=True):
-            count += in_bucket
-            yield f'{name}_bucket{{le="{end}"}} {count}'
-        yield f"{name}_sum {self._seconds!r}"
-        yield f"{name}_count {count}"
-        yield from _head(f"{PREFIX}_up", "gauge", "Whether requests are answered.")
-        yield f"{PREFIX}_up {int(is_up)}"
-
-
-def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
+        for name, (text, value) in totals.items():
+            yield Metric(f"{PREFIX}_{name}_total", COUNTER, text, [({}, value)])
+        yield Histogram(
+            f"{PREFIX}_request_seconds",
+            HISTOGRAM,
+            "Seconds to answer a request.",
+            ends=BUCKETS,
+            counts=self._buckets,
+            total=self._seconds,
+        )
+        yield Metric(
+            f"{PREFIX}_up", GAUGE, "Whether requests are answered.", [({}, int(is_up))]
+        )

@@ -18,7 +18,7 @@ from strategies.run import channel
 from strategies.run import session as run_session
 from strategies.serving import scorer, serve
 from strategies.serving.deployed import SCORER, read_scorer_file
-from tests.support.command_line import refused_by
+from tests.support.command_line import printed_by, refused_by
 from tests.support.federated import store, whole
 from tests.support.files import case_table
 from tests.support.peers.session_front import Front, ThreadedGrid, sessions
@@ -143,7 +143,26 @@ def test_predictions_are_those_of_a_run_while_sessions_stay(model, operator):
     # to wait for requests is no computing
     assert all(0 <= round_["server-seconds"] < 4 for round_ in report["history"])
     assert (result.folder / "report.html").exists()
+    check_metrics(printed_by("report", result.folder, "--metrics"), report)
     assert set(state.glob("predictions/row-keys-*")) == folders, "nobody can use them"
+
+
+def check_metrics(text, report):
+    """Check that the metrics of a run add up to the totals of its report."""
+    sums = Counter()
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        metric, _, labels = name.partition("{")
+        if not line.startswith("#"):
+            of = labels.partition('of="')[2].removesuffix('"}')
+            sums[metric.removeprefix("tp_flower_run_"), of] += float(value)
+    totals = report["totals"]
+    assert sums["completed", ""] == 1
+    assert sums["rounds", ""] == report["rounds"]
+    assert sums["bytes", "up"] == report["bytes_up"] > 0
+    assert sums["bytes", "down"] == report["bytes_down"]
+    assert sums["bytes", "overhead"] == totals["overhead-bytes"]
+    assert sums["seconds", "waiting"] == pytest.approx(totals["wait-seconds"])
 
 
 def test_a_site_that_falls_silent_is_noticed_without_a_request(model, operator):

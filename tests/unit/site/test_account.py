@@ -2,11 +2,13 @@
 
 import json
 import re
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
 
 from client_apps.app import app
+from client_apps.data import query_quota
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
@@ -85,6 +87,44 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, state, spent):
         assert float(spent()["items"][column]) > 4.0
 
 
+def test_metrics_say_what_the_account_and_the_ledger_do(tables, state, spent):
+    grid = InProcessGrid(app, [str(tables)])
+    for context in grid.contexts.values():
+        context.node_config["state-dir"] = state
+    privacy = PrivacySettings(
+        features="statistics", labels="randomised-response", label_epsilon=2.0
+    )
+    train(grid, store_sql("logistic"), privacy=privacy)
+    ledger = open_ledger(state)
+    lines = [json.loads(line) for line in ledger.export()]
+    text = printed_by("account", "--tables", tables, "--state-dir", state, "--metrics")
+    samples = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")
+    )
+    for table, cells in spent().items():
+        labels = f'{{table="{table}",site="shop",shard="0"'
+        value = float(samples[f"tp_flower_site_epsilon_spent{labels}}}"])
+        assert f"{value:.4f}" == cells["spent"]
+        answered = sum(
+            line["event"] == "answer" and line["table"] == table for line in lines
+        )
+        assert answered > 0
+        counted = samples[f'tp_flower_site_queries_total{labels},outcome="answered"}}']
+        assert int(counted) == answered
+        assert int(samples[f"tp_flower_site_queries_of_day{labels}}}"]) == answered
+    of_orders = {name: value for name, value in samples.items() if "orders" in name}
+    limits = ("epsilon_budget", "queries_per_day")
+    assert [v for n, v in of_orders.items() if any(limit in n for limit in limits)] == [
+        "4.5",
+        "1000000",
+    ]
+    with patch.object(query_quota, "DAY_SECONDS", -1):
+        text = printed_by(
+            "account", "--tables", tables, "--state-dir", state, "--metrics"
+        )
+    assert 'queries_of_day{table="orders",site="shop",shard="0"} 0\n' in text
+
+
 def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(
     tables, state, spent
 ):
@@ -138,5 +178,12 @@ def test_the_ledger_is_printed_and_begun_anew(tables, state, tmp_path):
     assert ledger.spent("source") != []
     reason = refused_by("account", "--tables", tmp_path / "none.toml")
     assert "none.toml does not exist" in reason
-    for options in ((), ("--export", "--tables", tables), ("--export", "--page", "x")):
+    both = ("--tables", tables, "--page", "x", "--metrics")
+    for options in (
+        (),
+        ("--export", "--tables", tables),
+        ("--export", "--page", "x"),
+        ("--export", "--metrics"),
+        both,
+    ):
         assert "use one of --tables" in refused_by("account", *options, status=2)
