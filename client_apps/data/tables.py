@@ -32,6 +32,7 @@ from client_apps.data.key_files import row_order_key
 from client_apps.data.run_store import Entry, lost_state
 from tp_flower.arrays import IndexArray, blocks
 from tp_flower.errors import SourceError
+from tp_flower.extraction.empty_answers import NO_ANSWERS, NoRows
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
 from tp_flower.extraction.pairs import digest_of
@@ -129,24 +130,16 @@ class SiteTables:
         source: ShardSource,
         fragment: Fragment,
         pairs: pa.Table | None = None,
-        *,
-        has_empty_answer: bool = False,
+        no_rows: NoRows = NO_ANSWERS,
     ) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment.
 
         A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs, and
-        perhaps one about no rows.
+        perhaps one about ``no_rows``.
         """
 
         def run(folder: Path | None = None) -> ExtractedShard:
-            return extract(
-                source,
-                fragment,
-                folder,
-                self.order_key,
-                pairs,
-                has_empty_answer=has_empty_answer,
-            )
+            return extract(source, fragment, folder, self.order_key, pairs, no_rows)
 
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
@@ -159,8 +152,9 @@ class SiteTables:
         policy = source.policy
         privacy_unit = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
         of_pairs = [] if pairs is None else [digest_of(pairs)]
-        empty_answer = ["no rows"] if has_empty_answer else []
-        further = (*privacy_unit, *of_pairs, *empty_answer)
+        answers = ["no rows"] if no_rows.is_last_row else []
+        answers += [f"null key {number}" for number in sorted(no_rows.null_keys)]
+        further = (*privacy_unit, *of_pairs, *answers)
         name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *inputs, *further)
 
         def make(folder: Path) -> None:

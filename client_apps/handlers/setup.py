@@ -188,10 +188,8 @@ def read_part(
     check_extract(site, number, body)
     guard.admit_query(site, number, source)
     pairs = _pairs(site, number, fragment, bodies)
-    has_empty_answer = site.terms.has_empty_answer(number)
-    extracted = site.tables.extract(
-        number, source, fragment, pairs, has_empty_answer=has_empty_answer
-    )
+    no_rows = site.terms.no_rows(number)
+    extracted = site.tables.extract(number, source, fragment, pairs, no_rows)
     site.queries[number]["rows"] = extracted.rows
     guard.check_extracted(source, fragment, extracted.rows)
     site.bind(number, body.shard, fragment, len(groups))

@@ -33,7 +33,7 @@ from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.query.fragment import Role
 from tp_flower.reports.predictions import class_values
 from tp_flower.sources.tables_file import DEFAULT_NULLS
-from tp_flower.terms.cutoffs import answering_joins
+from tp_flower.terms.cutoffs import answered_nulls, answering_joins
 
 INSTEAD: Final = "predict with predict(), which needs no export"
 
@@ -153,7 +153,7 @@ def _steps(manifest: Manifest) -> list[dict[str, Any]]:
 def _answered(manifest: Manifest, bound: BoundQuery) -> dict[int, list[object]]:
     """Return the joins with a table that answers for keys it lacks, and both sides.
 
-    The answering side is the last.
+    The answering side is the last, and whether it answers for NULL, too.
     """
     settings = manifest.settings
     has_noise = settings.get("privacy.features", CLEAR) != CLEAR
@@ -161,14 +161,16 @@ def _answered(manifest: Manifest, bound: BoundQuery) -> dict[int, list[object]]:
         return {}
     fragments = {table: bound.fragments_of(table)[0] for table in bound.tables}
     answered: dict[int, list[object]] = {}
-    for number, table in answering_joins(bound.joins, bound.outer, fragments).items():
+    answering = answering_joins(bound.joins, bound.outer, fragments)
+    nulls = answered_nulls(bound.joins, answering, fragments)
+    for number, table in answering.items():
         join = bound.joins[number]
-        left = [join.left, join.left_key]
-        right = [join.right, join.right_key]
-        if table == join.right:
-            answered[number] = [*left, *right]
-        else:
-            answered[number] = [*right, *left]
+        side: tuple[str, int] = (join.left, join.left_key)
+        answer: tuple[str, int] = (join.right, join.right_key)
+        if table == join.left:
+            side, answer = answer, side
+        other, key = side
+        answered[number] = [*side, *answer, key in nulls.get(other, ())]
     return answered
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tp_flower.extraction.empty_answers import answered_key
+from tp_flower.extraction.empty_answers import NoRows
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.extraction.pairs import merge_pairs, read_pairs
@@ -36,6 +36,7 @@ from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.policy import Policy
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
+from tp_flower.terms.cutoffs import answered_nulls, answering_joins
 
 Value = float | str | None
 Row = tuple[tuple[str, Value], ...]
@@ -80,17 +81,28 @@ def shards_of(bound: BoundQuery, table: str, sources: Sources) -> list[Extracted
         for fragment in bound.fragments_of(table)
         for source in sources[fragment.name]
     ]
+    answering = answering_of(bound)
+    nulls = answered_nulls(bound.joins, answering, first_fragments(bound))
     return [
         extract(
             source,
             fragment,
             pairs=pairs_of(bound, fragment, sources, source),
-            has_empty_answer=number == len(parts) - 1
-            and table in bound.outer
-            and answered_key(fragment) is not None,
+            no_rows=NoRows(
+                number == len(parts) - 1 and table in answering.values(),
+                nulls.get(table, frozenset()),
+            ),
         )
         for number, (fragment, source) in enumerate(parts)
     ]
+
+
+def first_fragments(bound: BoundQuery) -> dict[str, Fragment]:
+    return {table: bound.fragments_of(table)[0] for table in bound.tables}
+
+
+def answering_of(bound: BoundQuery) -> dict[int, str]:
+    return answering_joins(bound.joins, bound.outer, first_fragments(bound))
 
 
 def pairs_of(
@@ -160,19 +172,13 @@ def map_rows(
         for number in range(len(bound.fragments_of(table)[0].keys))
     }
     rows = {table: sum(shard.rows for shard in own) for table, own in shards.items()}
-    answering = {
-        number: join.right
-        for number, join in enumerate(bound.joins)
-        if join.right in bound.outer
-        and answered_key(bound.fragments_of(join.right)[0]) == join.right_key
-    }
     return build_mapping(
         bound.joins,
         keys,
         rows,
         bound.label_table,
         outer=bound.outer,
-        answering=answering,
+        answering=answering_of(bound),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tp_flower.duckdb_engine import quote_name, shared_cursor
 from tp_flower.errors import ModelError
-from tp_flower.extraction.empty_answers import answered_key
+from tp_flower.extraction.empty_answers import NoRows, answered_key
 from tp_flower.extraction.select_plan import Plan, make_plan
 from tp_flower.query.fragment import Fragment, Role
 from tp_flower.query.reads import reads
@@ -79,8 +79,12 @@ def selection(
             f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {items or '1 AS nothing'}"
         )
         scan = Scan(connection, fragment.check(columns))
-        has_empty_answer = answered_key(scan.fragment) is not None
-        plan = make_plan(source, scan, has_empty_answer=has_empty_answer)
+        # which keys are answered the runner knows
+        no_rows = NoRows(
+            answered_key(scan.fragment) is not None,
+            frozenset(range(len(scan.fragment.keys))),
+        )
+        plan = make_plan(source, scan, no_rows)
     return ExportedSelect(
         _pieces(plan, wanted), columns, _key_names(scan.fragment, plan)
     )

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction import extracted, select_plan
+from tp_flower.extraction.empty_answers import NO_ANSWERS, NoRows
 from tp_flower.extraction.pairs import register_pairs
 from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
@@ -43,8 +44,7 @@ def extract(
     folder: Path | None = None,
     order_key: bytes = b"",
     pairs: pa.Table | None = None,
-    *,
-    has_empty_answer: bool = False,
+    no_rows: NoRows = NO_ANSWERS,
 ) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -55,8 +55,8 @@ def extract(
     before a guessed one could be computed. If rows were also sorted by the label, those
     of one label could be adjacent, and noisy labels could be averaged.
 
-    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs. With
-    its answer about no rows, that is the last row, whatever the order of the others.
+    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs. Its
+    answer about ``no_rows`` is the last row, whatever the order of the others.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -71,9 +71,7 @@ def extract(
             register_pairs(opened_scan.connection, PAIRS, pairs)
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
-        plan = select_plan.make_plan(
-            source, opened_scan, has_empty_answer=has_empty_answer
-        )
+        plan = select_plan.make_plan(source, opened_scan, no_rows)
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)

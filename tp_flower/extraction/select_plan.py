@@ -19,7 +19,7 @@ DuckDB's ``=`` on purpose, docs/reference/queries.md says so.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Literal
 
@@ -31,8 +31,12 @@ from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction.empty_answers import (
     KEY_OF_NO_ROWS,
+    NO_ANSWERS,
+    NULL_KEY,
+    NoRows,
     answered_key,
     empty_answer_sql,
+    null_key_sql,
 )
 from tp_flower.extraction.last_rows import last_rows_sql
 from tp_flower.query import windows
@@ -278,7 +282,8 @@ class Plan:
     weight, say, where it has one. ``composites`` are the parts of each key
     and, under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT``
     the unit of privacy. With ``empty_answer``, the relation of a sub-query's answer
-    about no rows, ``answered`` is the key by which joins find it.
+    about no rows, ``answered`` is the key by which joins find it; ``null_keys`` are
+    the conditions under which keys are ``null_text`` in place of NULL.
     """
 
     source: ShardSource
@@ -290,6 +295,8 @@ class Plan:
     filters: tuple[str, ...]
     empty_answer: str = ""
     answered: str = ""
+    null_keys: Mapping[str, str] = field(default_factory=dict)
+    null_text: str = ""
 
     @property
     def values(self) -> tuple[TypedColumn, ...]:
@@ -330,7 +337,7 @@ class Plan:
             for column, parts in self.composites.items()
             if len(parts) == 1
             and PLAIN.fullmatch(parts[0].type)
-            and column not in (GROUPS, self.answered)
+            and column not in (GROUPS, self.answered, *self.null_keys)
         }
 
     @property
@@ -382,14 +389,20 @@ class Plan:
         """
         inner = [(_value(piece), piece.column) for piece in self.values]
         inner += [(comparable_sql(piece), piece.column) for piece in self.parts]
+        inner += [(sql, f"is_null_{column}") for column, sql in self.null_keys.items()]
         outer = [(p.column, p.column) for p in self.numbers]
         outer += [(p.column, p.column) for p in self._values_of("text")]
-        outer += [
-            (_canonical(parts, is_group=column == GROUPS), column)
-            for column, parts in self.composites.items()
-        ]
+        outer += [(self._key_text(column), column) for column in self.composites]
         outer += [(piece.column, piece.column) for piece in self.vectors]
         return {"inner": inner, "outer": outer}
+
+    def _key_text(self, column: str) -> str:
+        """Return the canonical text of a key, perhaps also where it is NULL."""
+        text = _canonical(self.composites[column], is_group=column == GROUPS)
+        if column not in self.null_keys:
+            return text
+        null_text = self.null_text.replace("'", "''")
+        return f"CASE WHEN is_null_{column} THEN '{null_text}' ELSE {text} END"
 
     @property
     def rows(self) -> str:
@@ -443,16 +456,14 @@ def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
     return canonical_text(columns, null_is_value=is_group)
 
 
-def make_plan(
-    source: ShardSource, opened: Scan, *, has_empty_answer: bool = False
-) -> Plan:
+def make_plan(source: ShardSource, opened: Scan, no_rows: NoRows = NO_ANSWERS) -> Plan:
     """Return the plan of a shard's fragment, with its types, without evaluating it.
 
     If it has the answer about no rows, that is a SELECT of its own.
     """
     fragment, (relation, groups) = opened.fragment, _relation(source, opened)
     empty_answer = answered = ""
-    if has_empty_answer:
+    if no_rows.is_last_row:
         empty_answer = _empty_relation(fragment.subquery or SubQuery(()))
         answered = f"key{answered_key(fragment)}"
     features = [(item.name, item.sql) for item in fragment.features]
@@ -486,6 +497,11 @@ def make_plan(
         filters=fragment.filters,
         empty_answer=empty_answer,
         answered=answered,
+        null_keys={
+            f"key{number}": null_key_sql(fragment.keys[number])
+            for number in sorted(no_rows.null_keys)
+        },
+        null_text=NULL_KEY.format(fragment.table),
     )
 
 

@@ -194,6 +194,11 @@ class Cutoffs:
             f"{self.grid.last}"
         )
 
+    @property
+    def makes_pairs(self) -> bool:
+        """Whether its table has not all pairs of the rows around it, but some."""
+        return self.sealed or self.grid is not None
+
     def check(self) -> "Cutoffs":
         """Return the cutoffs from the wire, or refuse another form."""
         if bool(self.table) == (self.grid is not None):

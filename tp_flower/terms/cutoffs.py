@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tp_flower.errors import ProposalError
-from tp_flower.extraction.empty_answers import answered_key
+from tp_flower.extraction.empty_answers import answered_key, answers_nulls
 from tp_flower.protocol.proposal import Proposal, ProposedJoin
 from tp_flower.query import Fragment, Join
 from tp_flower.query.cutoffs import CUTOFF
@@ -116,6 +116,30 @@ def answering_joins(
         for number, join in enumerate(joins)
         for table, key in ((join.left, join.left_key), (join.right, join.right_key))
         if table in outer and keys.get(table) == key
+    }
+
+
+def answered_nulls(
+    joins: Sequence[Join | ProposedJoin],
+    answering: Mapping[int, str],
+    fragments: Mapping[str, Fragment],
+) -> dict[str, frozenset[int]]:
+    """Return by table its join keys of which NULL is a key without rows.
+
+    A key may be compared with several tables that answer.
+    """
+    answers: dict[str, dict[int, list[bool]]] = {}
+    for number, table in answering.items():
+        join = joins[number]
+        other, key = join.left, join.left_key
+        if table == join.left:
+            other, key = join.right, join.right_key
+        subquery = fragments[table].subquery
+        of_key = answers.setdefault(other, {}).setdefault(key, [])
+        of_key.append(subquery is not None and answers_nulls(subquery))
+    return {
+        table: frozenset(key for key, each in keys.items() if all(each))
+        for table, keys in answers.items()
     }
 
 

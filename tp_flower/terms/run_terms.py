@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from tp_flower.errors import ProposalError, SettingsError
+from tp_flower.extraction.empty_answers import NoRows
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, ModelSpec
 from tp_flower.methods.method import METHODS
@@ -29,6 +30,7 @@ from tp_flower.settings.run import (
 )
 from tp_flower.terms.cutoffs import (
     SealedPairs,
+    answered_nulls,
     answering_tables,
     recipients,
     sealed_pairs,
@@ -112,11 +114,19 @@ class RunTerms:
         privacy = self.proposed.privacy
         return answering_tables(self.proposal, self.fragments, privacy)
 
-    def has_empty_answer(self, number: int) -> bool:
-        """Return whether a part has that row: the last shard of its table."""
+    def no_rows(self, number: int) -> NoRows:
+        """Return whether a part has that row, and which NULL keys of it that is for.
+
+        The row is in the last shard of its table.
+        """
         table = self.proposal.parts[number].table
-        is_answering = table in self.answering_tables.values()
-        return is_answering and number == max(self.shards_beside(number))
+        answering = self.answering_tables
+        is_last = number == max(self.shards_beside(number))
+        of_tables = {fragment.table: fragment for fragment in self.fragments.values()}
+        nulls = answered_nulls(self.proposal.joins, answering, of_tables)
+        return NoRows(
+            is_last and table in answering.values(), nulls.get(table, frozenset())
+        )
 
     def answered_groups(self, number: int) -> set[str]:
         """Return the groups of the joins whose other side has that row for a part."""

@@ -170,6 +170,10 @@ def test_an_export_predicts_what_its_model_predicts(name, tmp_path):
         others = tables(seed=5)
         others["customers"].loc[2, "region"] = "Mars"
         others["customers"].loc[7, "id"] = 1000
+    if name == "values":
+        # counts of NULL are 0
+        orders = others["orders"]
+        orders["item"] = orders["item"].astype("Int64").mask(orders["day"] % 5 == 0)
     sites = on_sites(others, sharded)
     predicted = trained.predict(sites, **clear)
     check_equal(exported.predict(rows_of(exported, sites)), predicted)

@@ -288,6 +288,37 @@ def test_values_of_keys_without_rows_are_those_of_duckdb(sites, method):
     assert not [text for text in found.warnings if "without rows" in text]
 
 
+@pytest.mark.parametrize(
+    ("sites", "how"),
+    [
+        (one_site, {"method": "moments", "num_epochs": 0, "tolerance": 0.0}),
+        (two_sites, {"sealed_cutoffs": True}),
+        (two_sites, {"cutoff_grid": GRID}),
+    ],
+)
+def test_null_keys_and_cutoffs_have_the_answer_about_no_rows(sites, how):
+    tables = shop()
+    orders = tables["orders"]
+    place = orders["id"]
+    customer = orders["customer"].astype("Int64").mask(place % 7 == 0)
+    day = orders["day"].mask(place % 11 == 0)
+    tables["orders"] = orders = orders.assign(customer=customer, day=day)
+    found = trained(sites(tables), SQL, test_fraction=0.0, **how)
+    if "cutoff_grid" in how:
+        reference = on_grid(tables)
+    else:
+        has_key = orders["customer"].notna() & orders["day"].notna()
+        if how.get("sealed_cutoffs"):
+            has_key &= orders["customer"].isin(set(tables["payments"]["customer"]))
+        named = orders.assign(id=orders["id"].where(has_key, -1))
+        windows = windows_of({**tables, "orders": named}).drop_duplicates("id")
+        reference = {"orders": named, "windows": windows}
+    if "method" not in how:
+        how = {}
+    check_equal(found, trained(one_site(reference), MADE, test_fraction=0.0, **how))
+    assert not [text for text in found.warnings if "without rows" in text]
+
+
 def test_beside_noise_keys_without_rows_have_no_match():
     """A row of nobody would be one more under the noise."""
     privacy = PrivacySettings(features="statistics", epsilon=1.0)

@@ -3,8 +3,13 @@
 import duckdb
 import pytest
 
-from tp_flower.extraction.empty_answers import answered_key, empty_answer_sql
+from tp_flower.extraction.empty_answers import (
+    answered_key,
+    empty_answer_sql,
+    null_key_sql,
+)
 from tp_flower.query import Query
+from tp_flower.query.cutoffs import CutoffGrid
 from tp_flower.query.scope import TableSchema
 
 GRID = "1 day from 2020-01-01 to 2020-01-06"
@@ -73,10 +78,50 @@ def test_others_have_no_answer_about_no_rows(column, rest, how):
     assert answered_key(lateral(column, rest, **how)) is None
 
 
-def test_where_the_site_has_all_pairs_each_has_its_answer():
-    sql = f"SELECT o.y AS label, {FORMS['lateral'].format('COUNT(*)', '')}"
+@pytest.mark.parametrize(
+    ("condition", "has_answer"),
+    [
+        ("p.t < o.day", True),
+        ("p.t BETWEEN o.day - INTERVAL 1 DAY AND o.day", True),
+        ("p.t < date_trunc('month', o.day) AND p.x > 0", True),
+        # of a NULL cutoff these take rows
+        ("(p.t < o.day OR p.x > 0)", False),
+        ("p.t < COALESCE(o.day, p.t + INTERVAL 1 DAY)", False),
+        ("(p.t < o.day) IS DISTINCT FROM TRUE", False),
+    ],
+)
+def test_where_the_site_has_all_pairs_the_answer_is_that_of_a_null(
+    condition, has_answer
+):
+    sql = (
+        "SELECT o.y AS label, w.n FROM orders o LEFT JOIN LATERAL (SELECT COUNT(*) "
+        f"AS n FROM events p WHERE p.k = o.k AND {condition}) w ON TRUE"
+    )
     here = [(1, "shop")]
-    assert answered_key(bind(sql, orders=here, events=here).fragments[1]) is None
+    fragment = bind(sql, orders=here, events=here).fragments[1]
+    assert (answered_key(fragment) is not None) == has_answer
+    with duckdb.connect() as engine:
+        engine.execute("CREATE TABLE rows (k INTEGER, t TIMESTAMP, x DOUBLE)")
+        engine.execute("INSERT INTO rows VALUES (1, '2020-01-01', 2)")
+        engine.execute(
+            'CREATE TABLE cutoffs AS SELECT 1 "(key 0)", CAST(NULL AS DATE) "(cutoff)"'
+        )
+        ((*_, count),) = engine.execute(fragment.subquery.to_sql("rows")).fetchall()
+        assert (count == 0) == has_answer
+
+
+def test_a_cutoff_beside_the_grid_is_none_that_is_null():
+    point = CutoffGrid.parse(GRID).last_point('"day"')
+    with duckdb.connect() as engine:
+        engine.execute(
+            "CREATE TABLE orders AS SELECT * FROM (VALUES (1, DATE '2020-01-02'), "
+            "(1, '1999-01-01'), (1, NULL), (NULL, '2020-01-02')) o(k, day)"
+        )
+        null = null_key_sql(('"k"', point))
+        rows = engine.execute(f"SELECT {null}, ({point}) IS NULL FROM orders")
+        assert rows.fetchall() == [
+            *((False, False), (False, True), (True, True), (True, False))
+        ]
 
 
 def test_answers_that_are_filtered_are_those_of_rows():

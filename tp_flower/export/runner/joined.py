@@ -18,6 +18,10 @@ _NO_ROWS = "(no rows)"
 """The key of a table's answer about no rows, in place of a canonical text."""
 
 
+_NULL_KEY = "(null of {})"
+"""The key of a row of a table that is NULL."""
+
+
 class JoinedParts:
     """The joined rows, in the order of the label's table, then of the others.
 
@@ -40,9 +44,13 @@ class JoinedParts:
             columns[table] = {"row": np.arange(self._count(table))}
             for key in range(step["keys"]):
                 columns[table][f"key{key}"] = self._key(table, key)
-        for table, key, other, other_key in self._answered:
+        for table, key, other, other_key, with_nulls in self._answered:
+            keys = columns[table][f"key{key}"]
+            if not with_nulls:
+                keys = keys.copy()
+                keys[keys == _NULL_KEY.format(table)] = None
             columns[table][f"key{key} of {other}"] = _answered(
-                columns[table][f"key{key}"], columns[other][f"key{other_key}"]
+                keys, columns[other][f"key{other_key}"]
             )
         with duckdb.connect() as connection:
             for step in steps:
@@ -83,7 +91,10 @@ class JoinedParts:
 
     @property
     def _answered(self) -> list[list[Any]]:
-        """The joins with a table that answers for keys it lacks: key, and its key."""
+        """The joins with a table that answers for keys it lacks.
+
+        Of each a table and its key, those of the answers, and whether of NULL, too.
+        """
         return [each for step in self.about["steps"] for each in step["answered"]]
 
     def parts_of(self, table: str) -> list[str]:
