@@ -40,6 +40,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "client_apps.handlers.setup:describe",
     Action.SEAL: "client_apps.privacy.keys:seal",
     Action.CUTOFFS: "client_apps.handlers.cutoffs:seal_cutoffs",
+    Action.PARTIALS: "client_apps.handlers.partials:seal_answers",
     Action.EXTRACT: "client_apps.handlers.setup:extract_rows",
     Action.STATISTICS: "client_apps.handlers.encoding:statistics",
     Action.FIT: "client_apps.handlers.encoding:fit_shards",

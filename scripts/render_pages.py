@@ -23,7 +23,11 @@ import msgspec
 
 from client_apps.app import places
 from tp_flower.methods.method import METHODS
-from tp_flower.protocol.cutoff_messages import CutoffPairs
+from tp_flower.protocol.cutoff_messages import (
+    CutoffPairs,
+    ShardKeys,
+    ShardPartialAnswers,
+)
 from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
 from tp_flower.protocol.messages import (
     ACTIONS,
@@ -141,7 +145,8 @@ AUDIT_KEYS: Final = ("lie", "check", "inherent")
 ENVELOPES: Final = (RequestEnvelope, ReplyEnvelope, Failure)
 SEALED: Final = {
     Action.STATISTICS: (ShardStatistics,),
-    Action.CUTOFFS: (CutoffPairs,),
+    Action.CUTOFFS: (CutoffPairs, ShardKeys),
+    Action.PARTIALS: (ShardPartialAnswers,),
 }
 """What sites tell each other in a message, sealed."""
 

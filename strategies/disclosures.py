@@ -40,6 +40,7 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.splits import GROUP, TIME
+from tp_flower.terms.partials import makes_partials
 
 NOTHING: Final = "nothing"  # the protection of a disclosure that no mechanism covers
 SET_UP: Final = (Action.DESCRIBE, Action.SEAL, Action.EXTRACT)
@@ -79,6 +80,7 @@ class Exposure:
         updates: by table, how its shards train together; empty without training.
         grouped: the sharded tables that a GROUP BY runs over.
         sealed_cutoffs: the LATERAL sub-queries that take other sites' cutoffs.
+        partials: those whose shards make one answer of partial ones.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
         has_offset: whether rows of the label's table have an offset.
@@ -115,6 +117,7 @@ class Exposure:
     has_offset: bool = False
     has_event: bool = False
     sealed_cutoffs: Collection[str] = ()
+    partials: Collection[str] = ()
     has_label: bool = True
     has_batches: bool = False
     fits_effects: bool = False
@@ -170,8 +173,14 @@ def exposure_of(
     if details.get("fits"):
         messages = (Action.NEXT, *messages)
     set_up: tuple[Action, ...] = SET_UP
-    if sealed_cutoffs:
-        set_up = (*SET_UP[:-1], Action.CUTOFFS, SET_UP[-1])
+    partials = [
+        name
+        for name in sharded
+        if makes_partials(bound.fragments_of(name)[0], settings)
+    ]
+    if sealed_cutoffs or partials:
+        seals = (Action.CUTOFFS, *([Action.PARTIALS] if partials else []))
+        set_up = (*SET_UP[:-1], *seals, SET_UP[-1])
     return Exposure(
         label_table=bound.label_table,
         messages=(*set_up, *messages, Action.FINISH),
@@ -179,9 +188,11 @@ def exposure_of(
         grouped=[
             name
             for name in sharded
-            if any(part.subquery is not None for part in bound.fragments_of(name))
+            if name not in partials
+            and any(part.subquery is not None for part in bound.fragments_of(name))
         ],
         sealed_cutoffs=list(dict.fromkeys(sealed_cutoffs)),
+        partials=partials,
         is_linear=all(settings.model_of(name) == "linear" for name in parts),
         is_simulated=all(node.simulated for node in nodes),
         privacy=settings.privacy,
@@ -217,7 +228,14 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
 
 
 _PER: Final = "per row (or the privacy-unit of a policy) and run"
-_LISTED: Final = ("sharded", "grouped", "sealed_cutoffs", "fitted", "sends_factors")
+_LISTED: Final = (
+    "sharded",
+    "grouped",
+    "sealed_cutoffs",
+    "partials",
+    "fitted",
+    "sends_factors",
+)
 
 
 def disclosure_values(exposure: Exposure) -> dict[str, object]:

@@ -4,10 +4,11 @@ The table around such a sub-query is read as for the rows that the run extracts 
 under the same checks, and what is sealed is of these rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from client_apps.data.run_store import Entry
-from client_apps.handlers.setup import key_guarantee, read_part
+from client_apps.handlers.partials import readers_of
+from client_apps.handlers.setup import admit_part, key_guarantee, read_part
 from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import take_secrets
 from client_apps.privacy.ledger_entries import note
@@ -18,6 +19,7 @@ from client_apps.privacy.proposal_checks import (
     check_proposal,
 )
 from client_apps.privacy.sealed_pairs import seal_pairs
+from client_apps.privacy.sealed_partials import seal_keys
 from client_apps.rounds.site import EXTRACTED, REQUEST, Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import ProposalError, SiteError
@@ -32,7 +34,8 @@ _SEALED = "cutoffs"
 def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
     """Reply with the sealed cutoffs of the parts around LATERAL sub-queries.
 
-    Once in a run: two answers of other rows would tell how these differ.
+    And with the sealed keys of shards that may have rows of one key. Once in a run:
+    two answers of other rows would tell how these differ.
     """
     site.check_once(_SEALED, "another request has already sealed this run's cutoffs")
     if site.store.has(EXTRACTED) and not site.store.has(_SEALED):
@@ -41,17 +44,25 @@ def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
     take_secrets(site, request)
     check_proposal(site, request)
     check_begins(site, Action.CUTOFFS)
-    agree("cutoffs", [], [n for body in request.parts.values() for n in body.cutoffs])
+    for body in request.parts.values():
+        agree("cutoffs", [], [*body.cutoffs, *body.sealed_keys, *body.sealed_partials])
     taken = _taken(site, request.parts)
+    earlier = {overlap.earlier for overlap in site.terms.overlaps}
+    told = {*taken, *(earlier & request.parts.keys())}
+    if not told:
+        raise ProposalError("the run takes no cutoffs of a table of this site")
     for number, body in site.each(request.parts):
         check_extract(site, number, body)
         site.bind(number, body.shard, site.terms.fragments[number])
     # before any is told: it is two answers in which rows may differ
     guard.check_selections(site, request.parts)
     parts = {
-        number: _seal_part(site, number, request.parts, taken[number])
-        for number, _ in site.each(request.parts)
-        if number in taken
+        number: SealedPart(
+            _seal_pairs(site, number, request.parts, taken.get(number, ())),
+            _seal_keys(site, number, body) if number in earlier else {},
+        )
+        for number, body in site.each(request.parts)
+        if number in told
     }
     site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest}))
     return CutoffsReply(parts)
@@ -65,18 +76,27 @@ def _taken(
     for pairs in site.terms.recipients:
         if pairs.part in bodies:
             taken.setdefault(pairs.part, []).append(pairs)
-    if not taken:
-        raise ProposalError("the run takes no cutoffs of a table of this site")
     return taken
 
 
-def _seal_part(
+def _seal_keys(site: Site, number: int, body: ExtractPart) -> dict[str, AnyArray]:
+    """Return a part's keys, sealed for later shards, as its policy allows."""
+    guard.check_partials(site, number)
+    source, _, _ = admit_part(site, number, body)
+    readers = readers_of(site, number, later=True)
+    note(site, number, ledger_entries.SHARD_KEYS, readers, key_guarantee(site))
+    return dict(seal_keys(site, number, source))
+
+
+def _seal_pairs(
     site: Site,
     number: int,
     bodies: Mapping[int, ExtractPart],
-    taken: list[SealedPairs],
-) -> SealedPart:
+    taken: Sequence[SealedPairs],
+) -> dict[str, AnyArray]:
     """Return the sealed pairs of a part's rows, as its policy allows."""
+    if not taken:
+        return {}
     guard.check_cutoffs(site, number, taken)
     source, _, _ = read_part(site, number, bodies)
     readers_and_cutoffs = _readers_and_cutoffs(site, taken)
@@ -85,10 +105,10 @@ def _seal_part(
     sealed: dict[str, AnyArray] = {}
     for pairs in taken:
         sealed.update(seal_pairs(site, source, pairs))
-    return SealedPart(sealed)
+    return sealed
 
 
-def _readers_and_cutoffs(site: Site, taken: list[SealedPairs]) -> tuple[str, str]:
+def _readers_and_cutoffs(site: Site, taken: Sequence[SealedPairs]) -> tuple[str, str]:
     """Return the sites that pairs are sealed for, and the cutoffs that they read."""
     terms = site.terms
     parts = terms.proposal.parts

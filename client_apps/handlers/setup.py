@@ -26,6 +26,7 @@ from client_apps.privacy.local_labels import (
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.privacy.sealed_pairs import check_sealed, open_pairs
+from client_apps.privacy.sealed_partials import check_sealed_shards, merged_answers
 from client_apps.rounds.site import EXTRACTED, REQUEST, Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, ProposalError, SiteError
@@ -120,6 +121,7 @@ def extract_rows(
     take_secrets(site, request)
     check_proposal(site, request)
     check_sealed(site, request.parts)
+    check_sealed_shards(site, request.parts, with_partials=True)
     parts = {
         n: _extract_part(site, n, request.parts) for n, _ in site.each(request.parts)
     }
@@ -180,13 +182,7 @@ def read_part(
     Return its shard as the request reads it, the groups of its join keys, and its rows.
     """
     body = bodies[number]
-    fragment = parse(body.fragment, "fragment", Fragment.from_json)
-    guard.list_query(site, number, _shard(site, body), fragment)
-    source = site.hosted(body.shard)
-    groups = _key_groups(site, source, body, fragment)
-    source = _as_requested(site, body)
-    check_extract(site, number, body)
-    guard.admit_query(site, number, source)
+    source, fragment, groups = admit_part(site, number, body)
     pairs = _pairs(site, number, fragment, bodies)
     no_rows = site.terms.no_rows(number)
     extracted = site.tables.extract(number, source, fragment, pairs, no_rows)
@@ -195,6 +191,23 @@ def read_part(
     site.bind(number, body.shard, fragment, len(groups))
     site.round.learn(site.tables.identity(number))
     return source, groups, extracted
+
+
+def admit_part(
+    site: Site, number: int, body: setup_messages.ExtractPart
+) -> tuple[ShardSource, Fragment, list[str]]:
+    """Refuse a part's fragment that its policy does not allow, or one query too many.
+
+    Return its shard as the request reads it, the fragment, and the groups of its keys.
+    """
+    fragment = parse(body.fragment, "fragment", Fragment.from_json)
+    guard.list_query(site, number, _shard(site, body), fragment)
+    source = site.hosted(body.shard)
+    groups = _key_groups(site, source, body, fragment)
+    source = _as_requested(site, body)
+    check_extract(site, number, body)
+    guard.admit_query(site, number, source)
+    return source, fragment, groups
 
 
 def key_guarantee(site: Site) -> str:
@@ -225,10 +238,16 @@ def _pairs(
     """Return the keys and cutoffs of the table around a LATERAL sub-query.
 
     They are a join key of that table's own parts of the run, which come before, or what
-    other sites have sealed. None without a sub-query, or where it has a grid.
+    other sites have sealed. None without a sub-query, or where it has a grid. Of shards
+    that merge partial answers, they have the answers beside them.
     """
     subquery = fragment.subquery
-    if subquery is None or subquery.cutoffs is None or not subquery.cutoffs.table:
+    if subquery is None or subquery.cutoffs is None:
+        return None
+    if site.terms.shares_keys(number):
+        source = _as_requested(site, bodies[number])
+        return merged_answers(site, number, source, bodies)
+    if not subquery.cutoffs.table:
         return None
     if subquery.cutoffs.sealed:
         source = _as_requested(site, bodies[number])

@@ -66,6 +66,9 @@ _RULES: Final[Mapping[str, str]] = {
     "among the columns of all tables",
     'releases.cutoffs = "partner"': "at which times there are rows of each key, to the "
     "site of a table that a query looks\n## back in, for keys that it has or guesses",
+    'releases.partials = "partner"': "of each key that another shard of this table "
+    "has, what this one's rows add to answers of\n## queries that look back, such as "
+    "one patient's count and sum before a day, to that shard's site",
     "releases.bins = 32": "of each row, into which of so many bins the value of each "
     "column falls, once a run.\n## Of seven columns, 16 bins single out nine rows in "
     "ten",

@@ -113,6 +113,18 @@ def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None
         _check_noisy_cutoffs(site, number, f"{Role.KEY} {pairs.key}")
 
 
+def check_partials(site: Site, number: int) -> None:
+    """Refuse to seal a part's keys or partial answers for its table's other shards.
+
+    Or beside noise that no epsilon would be true of.
+    """
+    terms = site.terms
+    site.source(number).policy.check_partials()
+    privacy = terms.settings.privacy
+    if privacy.covers_features or privacy.covers_predictions:
+        check_no_cutoffs(terms.fragments.values())
+
+
 def check_inspection(site: Site, source: ShardSource, fragment: Fragment) -> None:
     """Refuse a run that tells other sites scores, which this table's are part of.
 

@@ -162,7 +162,9 @@ def take_secrets(site: Site, request: ProposedRun) -> None:
 def _set_up(request: ProposedRun) -> str:
     """Return the digest of a request, but for what other sites have sealed for it."""
     parts = {
-        number: msgspec.structs.replace(body, cutoffs={})
+        number: msgspec.structs.replace(
+            body, cutoffs={}, sealed_keys={}, sealed_partials={}
+        )
         for number, body in request.parts.items()
     }
     content = msgspec.to_builtins(
@@ -175,7 +177,10 @@ def _set_up(request: ProposedRun) -> str:
 def _pair_keys(
     run: str, keys: SiteKeys, request: ProposedRun, members: Members
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the keys of cutoffs that this site seals, or others seal for it."""
+    """Yield the keys of what this site seals for others, or others seal for it.
+
+    That are cutoffs, and the keys and partial answers of a table's shards.
+    """
     # the keys of a run are taken before its proposal is used for anything else
     from tp_flower.terms.run_terms import RunTerms
 
@@ -186,6 +191,9 @@ def _pair_keys(
         for pairs, nodes in terms.recipients.items()
         for node in nodes
     }
+    for overlap in terms.overlaps:
+        earlier, later = (parts[number].node for number in overlap)
+        ends |= {(earlier, later), (later, earlier)}
     purpose = terms.proposal.fingerprint + f"{run} cutoffs".encode()
     this_node = next(n for n, m in members.items() if m.run == keys.public.run)
     for sender, recipient in sorted(ends):

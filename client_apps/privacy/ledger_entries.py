@@ -43,6 +43,8 @@ OFFSETS = "offsets"
 NUMBERS: Final = {Role.WEIGHT: WEIGHTS, Role.OFFSET: OFFSETS}
 TIMES = "times"
 CUTOFFS = "cutoffs"
+SHARD_KEYS = "shard-keys"
+PARTIALS = "partials"
 FEATURES = "features"
 LABEL_MAGNITUDE = "label-magnitude"
 UNMATCHED = "unmatched"
@@ -91,6 +93,11 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "or its value where the table has several shards",
     CUTOFFS: "sealed to the sites {0}, no differential privacy: at which {1} each key "
     "has rows; the sites recognise the keys that they have or guess; {2}",
+    SHARD_KEYS: "sealed to the sites {0}, no differential privacy: which of the keys "
+    "that they have the shard has, too; {1}",
+    PARTIALS: "sealed to the sites {0}, no differential privacy: of each key that both "
+    "have, and each cutoff, the shard's own counts, sums, least and greatest values, "
+    "or its last row, as the sub-query has them; {1}",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges "
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",

@@ -108,7 +108,9 @@ def check_proposal(site: Site, request: ProposedRun) -> None:
 def check_extract(site: Site, number: int, body: ExtractPart) -> None:
     """Refuse a request for a part's rows that is not as proposed."""
     agree_in_all(
-        site.terms.extract_parts[number], body, but=("readings", "types", "cutoffs")
+        site.terms.extract_parts[number],
+        body,
+        but=("readings", "types", "cutoffs", "sealed_keys", "sealed_partials"),
     )
 
 

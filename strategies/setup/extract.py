@@ -6,8 +6,7 @@ positions; labels, weights and offsets, if the query has them; and keyed hashes 
 keys, if the rows are to be predicted.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
+from strategies.run.seals import relay_seals, sealed_bytes
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.columns import Columns
@@ -27,15 +27,11 @@ from strategies.setup.row_weights import (
 )
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
+from tp_flower.errors import QueryError, SchemaError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.joins.mapping import TableRows
-from tp_flower.keyed_hash import RUN_GROUP, HashArray
-from tp_flower.privacy.key_agreement import KeySource
+from tp_flower.keyed_hash import HashArray
 from tp_flower.protocol import setup_messages
-from tp_flower.protocol.codec import encode
-from tp_flower.protocol.cutoff_messages import CutoffsRequest, SealedPart
-from tp_flower.protocol.messages import Action
 from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import SURVIVAL, Role, spell
@@ -44,13 +40,10 @@ from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB, OWN_SQL
 from tp_flower.terms.cutoffs import (
-    SealedPairs,
     answering_tables,
-    recipients,
-    sealed_pairs,
 )
 from tp_flower.terms.extraction import extract_parts
-from tp_flower.terms.groups import grouped_parts, members_of_groups
+from tp_flower.terms.partials import parts_with_groups
 
 
 @dataclass(frozen=True)
@@ -134,16 +127,18 @@ def extract(
             parts[table] += (part,)
     by_number = {part.number: part for part in fragments}
     proposal = _propose(bound, settings, inventory, fragments)
-    grouped = [[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)]
+    separate = parts_with_groups(proposal, settings)
+    grouped = [[by_number[n] for n in numbers] for numbers in separate]
     _check_partitions(grouped, fragments)
     if settings.output_dir:
         # before the sites can refuse it: owners may want to read it
         text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
         write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
-    bodies = extract_parts(proposal, settings)
-    bodies = _add_types(bodies, fragments, inventory, columns)
-    by_node = yield from relay_secrets(inventory, proposal, settings)
-    bodies = yield from _relay_cutoffs(proposal, bodies, fragments, by_node)
+    proposed = extract_parts(proposal, settings)
+    typed = _add_types(proposed, fragments, inventory, columns)
+    by_node, bodies = yield from relay_seals(
+        inventory, proposal, settings, by_number, typed
+    )
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
@@ -177,7 +172,7 @@ def extract(
             describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})
         ),
         filters=_removing_conditions(fragments, inventory, rows),
-        sealed_bytes=_sealed_bytes(bodies.values()),
+        sealed_bytes=sealed_bytes(bodies.values()),
         answering=answering_tables(
             proposal, {p.number: f for p, f in fragments.items()}, settings.privacy
         ),
@@ -338,167 +333,6 @@ def _numbers(
     return weights, offsets, survival
 
 
-def relay_secrets(
-    inventory: Inventory, proposal: Proposal, settings: Settings
-) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractRequest]]:
-    """Let one node of every group of nodes make a secret for the group.
-
-    Return, for each node, the request that brings it its secrets and the proposal,
-    without parts.
-    """
-    groups = members_of_groups(
-        proposal,
-        has_join_secrets=settings.has_join_secrets,
-        has_label_secrets=settings.has_label_secrets,
-    )
-    nodes = sorted(map(int, groups[RUN_GROUP]))
-    described = {node: inventory.nodes[node] for node in nodes}
-    names = {node: inventory.site_names.get(node, f"node {node}") for node in nodes}
-    source = _common_source(described, names)
-    public_keys = {str(node): site.public_key for node, site in described.items()}
-    site_keys = {
-        str(node): (site.site_key or "") if source is KeySource.PINNED else ""
-        for node, site in described.items()
-    }
-    sealed_groups = {
-        group: sorted(members, key=int) for group, members in groups.items()
-    }
-    groups_by_leader: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
-    for group, members in sealed_groups.items():
-        groups_by_leader[members[0]][group] = members
-    requests = {
-        int(leader): setup_messages.SealRequest(
-            keys=source.value,
-            public_keys=public_keys,
-            site_keys=site_keys,
-            groups=leader_groups,
-            simulated=all(site.simulated for site in described.values()),
-            seed=settings.seed,
-        )
-        for leader, leader_groups in groups_by_leader.items()
-    }
-    sealed = yield from _request_seals(requests, names)
-    return {
-        node: setup_messages.ExtractRequest(
-            keys=source.value,
-            public_keys=public_keys,
-            site_keys=site_keys,
-            sealed={
-                group: setup_messages.SealedSecret(
-                    members=members, text=sealed[group][str(node)]
-                )
-                for group, members in sealed_groups.items()
-                if str(node) in members
-            },
-            proposal=proposal,
-            parts={},
-        )
-        for node in nodes
-    }
-
-
-def _relay_cutoffs(
-    proposal: Proposal,
-    bodies: Mapping[int, setup_messages.ExtractPart],
-    fragments: Mapping[Part, Fragment],
-    by_node: Mapping[int, setup_messages.ExtractRequest],
-) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractPart]]:
-    """Let sites seal their cutoffs for LATERAL sub-queries of others, if there are any.
-
-    Return the requests for rows with them. Each node gets them once, with its first
-    part that takes them.
-    """
-    relayed = dict(bodies)
-    by_number = {part.number: part for part in fragments}
-    taken = sealed_pairs(proposal, {p.number: f for p, f in fragments.items()})
-    senders = {by_number[pairs.part].node for each in taken.values() for pairs in each}
-    if not senders:
-        return relayed
-    requests = {
-        node: CutoffsRequest(
-            **{n: getattr(request, n) for n in request.__struct_fields__}
-        )
-        for node, request in by_node.items()
-        if node in senders
-    }
-    parts = [part for part in fragments if part.node in senders]
-    request = replace(
-        next(iter(requests.values())), parts={p.number: bodies[p.number] for p in parts}
-    )
-    replies = yield ask(request, parts, requests)
-    for pairs, nodes in recipients(proposal, taken).items():
-        part = by_number[pairs.part]
-        sealed = replies.body(part, SealedPart).cutoffs
-        for node in nodes:
-            first = min(n for n in taken if proposal.parts[n].node == node)
-            if (name := pairs.name_for(node)) not in sealed:
-                raise ReplyError(
-                    f"site {part.site!r}, table {part.table!r} has not sealed its "
-                    f"cutoffs for node {node}"
-                )
-            body = relayed[first]
-            cutoffs = {**body.cutoffs, pairs.name: sealed[name]}
-            relayed[first] = replace(body, cutoffs=cutoffs)
-    return relayed
-
-
-def _sealed_bytes(bodies: Iterable[setup_messages.ExtractPart]) -> dict[int, int]:
-    """Return by part the bytes of its sealed cutoffs, for all nodes together."""
-    total: Counter[int] = Counter()
-    for body in bodies:
-        for name, sealed in body.cutoffs.items():
-            total[SealedPairs.named(name).part] += sealed.nbytes
-    return dict(total)
-
-
-def _request_seals(
-    requests: Mapping[int, setup_messages.SealRequest], names: Mapping[int, str]
-) -> Generator[Requests, Replies, dict[str, dict[str, str]]]:
-    """Return the secret of each group, sealed to each of its nodes by its leader."""
-    sealed: dict[str, dict[str, str]] = {}
-    if not requests:
-        return sealed
-    replies = yield Requests(
-        Action.SEAL,
-        {leader: encode(request) for leader, request in requests.items()},
-        phase="seal",
-        message=next(iter(requests.values())),
-    )
-    for leader, request in requests.items():
-        reply = replies.messages(setup_messages.SealReply)[leader].sealed
-        for group, members in request.groups.items():
-            if not set(members) <= reply.get(group, {}).keys():
-                raise ReplyError(
-                    f"site {names[leader]!r} did not seal the secret of group "
-                    f"{group!r} to all its sites"
-                )
-            sealed[group] = reply[group]
-    return sealed
-
-
-def _common_source(
-    described: Mapping[int, setup_messages.DescribeReply], names: Mapping[int, str]
-) -> KeySource:
-    """Return where all nodes take the key from, checked before any round."""
-    by_source = _group_names(
-        {node: site.keys for node, site in described.items()}, names
-    )
-    if len(by_source) > 1:
-        text = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
-        raise SettingsError(
-            f"the sites take the key of the hashes from different places ({text}): "
-            "give every site allowed-keys in its node config, or no site"
-        )
-    return KeySource(next(iter(by_source)))
-
-
-def _group_names(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
-    grouped: dict[str, list[str]] = {}
-    for node, value in values.items():
-        grouped.setdefault(value, []).append(repr(names[node]))
-    return {value: ", ".join(listed) for value, listed in grouped.items()}
-
-
 def _check_partitions(
     split: Sequence[Sequence[Part]], fragments: Mapping[Part, Fragment]
 ) -> None:
@@ -534,7 +368,8 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
                 f"sites {sites}. Group by a column that tells the sites apart as well, "
                 "or filter the sub-query so that every group is at one site; the "
                 "groups of windows are those of PARTITION BY, and those of a LATERAL "
-                "sub-query the keys that it compares"
+                "sub-query the keys that it compares; shards of its table at several "
+                "sites make one answer of partial ones: set sealed-partials = true"
             )
 
 
@@ -551,7 +386,11 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
             work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
         if sealed := extracted.sealed_bytes.get(part.number, 0):
             size = f"{sealed / 1000:.1f} KB"
-            work = f"{work}; it seals its keys and cutoffs for other sites: {size}"
+            fragment = extracted.proposal.parts[part.number].fragment
+            what = "keys and cutoffs"
+            if (fragment["subquery"] or {}).get("cutoffs"):
+                what = "keys and partial answers"
+            work = f"{work}; it seals its {what} for other sites: {size}"
         sites.setdefault(work, []).append(part.site)
     return tuple(
         f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()

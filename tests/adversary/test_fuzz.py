@@ -296,7 +296,8 @@ def test_malformed_messages_about_sealed_cutoffs_are_refused(place):
     (SELECT COUNT(*) AS n FROM customers p WHERE p.id = o.cust AND p.age < o.day) w
     ON TRUE"""
     query = Query.from_sql(sql)
-    strategy = STRATEGIES["cg"](query, num_epochs=1, sealed_cutoffs=True)
+    sealed = {"sealed_cutoffs": True, "sealed_partials": True}
+    strategy = STRATEGIES["cg"](query, num_epochs=1, **sealed)
     fuzz(place, strategy, COUNTS["sealed"])
 
 

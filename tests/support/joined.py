@@ -22,16 +22,22 @@ from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
 from tp_flower.extraction.pairs import merge_pairs, read_pairs
 from tp_flower.extraction.sealed_pairs import (
+    TEXT,
     hash_pairs,
     match_pairs,
     read_key_texts,
     read_own_keys,
 )
+from tp_flower.extraction.shard_partials import (
+    hash_partials,
+    merge_partials,
+    read_partials,
+)
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query import BoundQuery, Fragment, Join
 from tp_flower.query.cutoffs import CUTOFF
 from tp_flower.query.lateral_tables import pair_names
 from tp_flower.sources.policy import Policy
@@ -46,7 +52,11 @@ LABEL = "label"
 
 
 def joined_rows(
-    bound: BoundQuery, sources: Sources, *, matched: bool = False
+    bound: BoundQuery,
+    sources: Sources,
+    *,
+    matched: bool = False,
+    sharing: bool = False,
 ) -> Counter[Row]:
     """The label and all features of each joined row; NULL where there is no match.
 
@@ -54,8 +64,12 @@ def joined_rows(
         bound: the query.
         sources: the shards of each table, by the name at the sites.
         matched: whether to leave out rows that miss a match in some table.
+        sharing: whether shards of LATERAL sub-queries merge partial answers.
     """
-    shards = {table: shards_of(bound, table, sources) for table in bound.tables}
+    shards = {
+        table: shards_of(bound, table, sources, sharing=sharing)
+        for table in bound.tables
+    }
     mapping, _ = map_rows(bound, shards)
     columns: dict[str, list[Value]] = {}
     present = np.ones(mapping.joined_rows, bool)
@@ -74,7 +88,9 @@ def joined_rows(
     )
 
 
-def shards_of(bound: BoundQuery, table: str, sources: Sources) -> list[ExtractedShard]:
+def shards_of(
+    bound: BoundQuery, table: str, sources: Sources, *, sharing: bool = False
+) -> list[ExtractedShard]:
     """The rows of a table's shards, of which the last has the answer about no rows."""
     parts = [
         (fragment, source)
@@ -87,7 +103,9 @@ def shards_of(bound: BoundQuery, table: str, sources: Sources) -> list[Extracted
         extract(
             source,
             fragment,
-            pairs=pairs_of(bound, fragment, sources, source),
+            pairs=merged_pairs(bound, fragment, sources, number)
+            if sharing and len(parts) > 1
+            else pairs_of(bound, fragment, sources, source),
             no_rows=NoRows(
                 number == len(parts) - 1 and table in answering.values(),
                 nulls.get(table, frozenset()),
@@ -112,11 +130,7 @@ def pairs_of(
     cutoffs = fragment.subquery and fragment.subquery.cutoffs
     if not cutoffs or not cutoffs.table:
         return None
-    (join,) = [
-        join
-        for join in bound.joins
-        if (join.left, join.right) == (cutoffs.table, fragment.table)
-    ]
+    join = _join_of(bound, fragment)
     names = pair_names(fragment, join.right_key)
     outer = [
         (shard, around, join.left_key)
@@ -133,6 +147,43 @@ def pairs_of(
     else:
         pairs = [read_pairs(*each, names, b"") for each in outer]
     return merge_pairs(pairs, cutoffs.table)
+
+
+def _join_of(bound: BoundQuery, fragment: Fragment) -> Join:
+    (join,) = [join for join in bound.joins if join.right == fragment.table]
+    return join
+
+
+def merged_pairs(
+    bound: BoundQuery, fragment: Fragment, sources: Sources, number: int
+) -> pa.Table | None:
+    """The answers of one of several shards, with partial ones of those after it."""
+    if fragment.subquery is None or fragment.subquery.cutoffs is None:
+        return None
+    names = pair_names(fragment, _join_of(bound, fragment).right_key)
+    earlier: set[str] = set()
+    others = []
+    own = own_keys = None
+    for place, source in enumerate(sources[fragment.name]):
+        keys, kinds = read_own_keys(source, fragment, names, b"")
+        if place < number:
+            earlier.update(keys[TEXT].to_pylist())
+            continue
+        pairs = pairs_of(bound, fragment, sources, source)
+        partials = read_partials(source, fragment, names, pairs, b"")
+        is_free = [text not in earlier for text in keys[TEXT].to_pylist()]
+        if place == number:
+            own_keys = keys.filter(pa.array(is_free, pa.bool_()))
+            own = partials.of_keys(own_keys[TEXT].combine_chunks())
+        else:
+            partials = partials.of_keys(own_keys[TEXT].combine_chunks())
+            others.append(
+                (
+                    hash_partials(partials, kinds, HASHER).check(len(partials.types)),
+                    HASHER,
+                )
+            )
+    return merge_partials(fragment.table, own, own_keys, others)
 
 
 def run(

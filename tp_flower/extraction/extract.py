@@ -55,7 +55,8 @@ def extract(
     before a guessed one could be computed. If rows were also sorted by the label, those
     of one label could be adjacent, and noisy labels could be averaged.
 
-    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs. Its
+    A LATERAL sub-query has a row for each of the ``pairs`` of keys and cutoffs, which
+    may have its answers beside them, made of those of several shards. Its
     answer about ``no_rows`` is the last row, whatever the order of the others.
     """
     files: dict[str, pa.NativeFile] = {}
@@ -67,11 +68,15 @@ def extract(
             return stack.enter_context(files[name])
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
+        answers = ""
         if pairs is not None:
             register_pairs(opened_scan.connection, PAIRS, pairs)
+            subquery = opened_scan.fragment.subquery
+            if subquery and set(subquery.names) == {*pairs.column_names}:
+                answers = PAIRS
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
-        plan = select_plan.make_plan(source, opened_scan, no_rows)
+        plan = select_plan.make_plan(source, opened_scan, no_rows, answers)
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)

@@ -46,7 +46,7 @@ MOST_PAIRS: Final = 4_000_000
 TEXT: Final = "(text)"
 """The column of a key's canonical text, in no query's names."""
 
-_ARROW: Final[Mapping[str, pa.DataType]] = dict(
+ARROW_TYPES: Final[Mapping[str, pa.DataType]] = dict(
     zip(
         SEALED_TYPES,
         (
@@ -92,7 +92,7 @@ class KeyedPairs:
 
     def times(self) -> pa.Array:
         """Return the cutoffs as values of their type, (n,)."""
-        kind = _ARROW[self.type]
+        kind = ARROW_TYPES[self.type]
         try:
             numbers = pa.array(self.cutoffs)
             return (
@@ -115,7 +115,7 @@ def read_key_texts(
     names[cutoff] = CUTOFF
     tables = []
     kind = kinds = ""
-    with _opened(source, fragment, order_key) as opened:
+    with opened_shard(source, fragment, order_key) as opened:
         plan = make_plan(source, opened)
         # what was checked, not what has arrived
         parts = zip(opened.fragment.keys[key], names, strict=True)
@@ -179,7 +179,7 @@ def read_own_keys(
     side, too. A sub-query without keys has one of no values. Of values with one text
     the first is taken.
     """
-    with _opened(source, fragment, order_key) as opened:
+    with opened_shard(source, fragment, order_key) as opened:
         subquery = opened.fragment.subquery or SubQuery(())
         # with a sub-query there is one step
         list(opened.chunks())
@@ -231,12 +231,21 @@ def _kinds_of(keys: Sequence[TypedColumn]) -> str:
     return "+".join(key.kind for key in keys)
 
 
+def key_texts(source: ShardSource, types: Mapping[str, str]) -> str:
+    """Return the SQL of the canonical text of a key, of columns of some types."""
+    return _text_of(_key_pieces(source, types))
+
+
+def _text_of(pieces: Sequence[TypedColumn]) -> str:
+    values = [replace(piece, sql=f"({comparable_sql(piece)})") for piece in pieces]
+    return canonical_text(values, null_is_value=False) or "''"
+
+
 def _select_texts(
     relation: str, pieces: Sequence[TypedColumn], others: Iterable[str]
 ) -> str:
     """Return the SELECT of the canonical texts of keys, beside columns; no NULL."""
-    values = [replace(piece, sql=f"({comparable_sql(piece)})") for piece in pieces]
-    text = canonical_text(values, null_is_value=False) or "''"
+    text = _text_of(pieces)
     names = (quote_name(TEXT), *others)
     present = " AND ".join(f"{name} IS NOT NULL" for name in names)
     return (
@@ -246,7 +255,7 @@ def _select_texts(
 
 
 @contextmanager
-def _opened(
+def opened_shard(
     source: ShardSource, fragment: Fragment, order_key: bytes
 ) -> Iterator[Scan]:
     """Open a shard for the time that its policy allows."""

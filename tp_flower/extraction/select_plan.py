@@ -456,12 +456,21 @@ def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
     return canonical_text(columns, null_is_value=is_group)
 
 
-def make_plan(source: ShardSource, opened: Scan, no_rows: NoRows = NO_ANSWERS) -> Plan:
+def make_plan(
+    source: ShardSource,
+    opened: Scan,
+    no_rows: NoRows = NO_ANSWERS,
+    answers: str = "",
+) -> Plan:
     """Return the plan of a shard's fragment, with its types, without evaluating it.
 
-    If it has the answer about no rows, that is a SELECT of its own.
+    If it has the answer about no rows, that is a SELECT of its own. ``answers`` is the
+    relation of a LATERAL sub-query's answers, if they are made already.
     """
-    fragment, (relation, groups) = opened.fragment, _relation(source, opened)
+    fragment = opened.fragment
+    relation, groups = _relation(source, opened)
+    if answers:
+        relation = answers
     empty_answer = answered = ""
     if no_rows.is_last_row:
         empty_answer = _empty_relation(fragment.subquery or SubQuery(()))

@@ -54,6 +54,7 @@ _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
         *("statistics", "features", "ranks", "metrics", "trees", "cutoffs"),
+        *("shard-keys", "partials"),
         *("weights", "offsets", "times"),
         *("sensitivities", "drawn-rows", "masked-sensitivities", "bins", "regions"),
         *(plan.SAMPLED_ROWS, plan.CENTRES, plan.SECOND_MOMENTS, plan.WEIGHTED_MOMENTS),

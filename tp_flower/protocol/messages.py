@@ -29,6 +29,7 @@ class Action(str):
     DESCRIBE: ClassVar["Action"]
     SEAL: ClassVar["Action"]
     CUTOFFS: ClassVar["Action"]
+    PARTIALS: ClassVar["Action"]
     EXTRACT: ClassVar["Action"]
     STATISTICS: ClassVar["Action"]
     FIT: ClassVar["Action"]
@@ -98,6 +99,9 @@ Action.DESCRIBE = declare_action(
 Action.SEAL = declare_action("query.seal", setup.SealRequest, setup.SealReply)
 Action.CUTOFFS = declare_action(
     "query.cutoffs", cutoffs.CutoffsRequest, cutoffs.CutoffsReply
+)
+Action.PARTIALS = declare_action(
+    "query.partials", cutoffs.PartialsRequest, cutoffs.PartialsReply
 )
 Action.EXTRACT = declare_action(
     "query.extract", setup.ExtractRequest, setup.ExtractReply

@@ -210,6 +210,9 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         cutoffs: for LATERAL sub-queries of this site, the pairs of keys and cutoffs
             that other sites have sealed for it; they come with the first that takes
             them.
+        sealed_keys: of a sub-query's table in several shards, the keys of shards before
+            this one, sealed for it.
+        sealed_partials: what shards after it add to the answers about its keys.
     """
 
     shard: f.Count
@@ -225,6 +228,8 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     readings: dict[f.Name, TextReading] = {}
     types: dict[f.Name, TypeName] = {}
     cutoffs: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
+    sealed_keys: dict[str, Annotated[AnyArray, f.sealed("keys-{}")]] = {}
+    sealed_partials: dict[str, Annotated[AnyArray, f.sealed("partials-{}")]] = {}
 
 
 class ProposedRun(Body, frozen=True, kw_only=True):
@@ -257,7 +262,7 @@ class ProposedRun(Body, frozen=True, kw_only=True):
         *("keys", "public_keys", "site_keys", "sealed"),
         *("shard", "groups", "label_privacy", "local_label", "split", "readings"),
         # likewise
-        "cutoffs",
+        *("cutoffs", "sealed_keys", "sealed_partials"),
     )
 
 

@@ -389,7 +389,8 @@ class Fragment:
         if () in every:
             raise QueryError(
                 f"table {self.table!r} is in several shards, and its sub-query "
-                "compares no key: compare one whose rows are all in one shard"
+                "compares no key: compare one whose rows are all in one shard, or, if "
+                "it looks back from another site, set sealed-partials = true"
             )
         return tuple(
             Fragment(self.table, self.name, subquery=replace(bare, groups=groups))

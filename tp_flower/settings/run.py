@@ -319,6 +319,12 @@ class DataSettings:
         "policies let them; its answers are exact.",
         is_operational=True,
     )
+    sealed_partials: bool = setting(
+        False,
+        "Where rows of one key are in several shards of a LATERAL sub-query's table, "
+        "at several sites, one of them is sealed what the others' rows add to its "
+        "answers, such as their counts and sums, where their policies let them.",
+    )
     task: str = setting(
         AUTO,
         '"regression", "classification", or "auto": classes of a label that is text, '

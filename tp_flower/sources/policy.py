@@ -36,6 +36,9 @@ inspection   never, clear (to evaluate, scores and labels of the joined rows, to
 cutoffs      never, partner (the keys and cutoffs of the rows, sealed for the sites of a
              LATERAL sub-query: keyed hashes, and the cutoffs as they are); never by
              default
+partials     never, partner (what the rows of each key add to the answers of a LATERAL
+             sub-query, sealed for the sites of the table's other shards that have rows
+             of it); never by default
 statistics   to the table's other shards: never (encoders that need none, such as
              declared ranges, are left), moments (counts, means and deviations of
              columns, and how many rows each category has), clear (also ranges,
@@ -86,6 +89,7 @@ FACTORS = "factors"
 COVARIANCE = "covariance"
 CATEGORIES = "categories"
 CUTOFFS = "cutoffs"
+PARTIALS = "partials"
 INSPECTION = "inspection"
 SECOND_MOMENTS = "moments"
 REGRESSIONS = "regressions"
@@ -104,6 +108,7 @@ LEVELS: Final = {
     COVARIANCE: (NEVER, CLEAR),
     CATEGORIES: (NEVER, CLEAR),
     CUTOFFS: (NEVER, PARTNER),
+    PARTIALS: (NEVER, PARTNER),
     INSPECTION: (NEVER, CLEAR),
 }
 """By kind of release, its levels, the strictest first."""
@@ -157,6 +162,7 @@ class Releases:
     covariance: str = CLEAR
     categories: str = CLEAR
     cutoffs: str = NEVER
+    partials: str = NEVER
     inspection: str = NEVER
     bins: Annotated[int, BIN_COUNTS] | None = None
 
@@ -176,9 +182,9 @@ class Releases:
 class Policy:
     """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    The default allows all but rows, cutoffs and inspections. Columns are compared
-    without case. A list that is None sets no rule. Of a policy in a tables file,
-    ``STRICT`` has the rules that it does not mention.
+    The default allows all but rows, cutoffs, partials and inspections. Columns are
+    compared without case. A list that is None sets no rule. Of a policy in a tables
+    file, ``STRICT`` has the rules that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
@@ -239,7 +245,7 @@ class Policy:
 
     @property
     def is_open(self) -> bool:
-        """Whether its owner consents to all but rows, cutoffs and inspections."""
+        """Whether its owner consents to all but these releases."""
         return self == Policy()
 
     @property
@@ -479,6 +485,18 @@ class Policy:
                 "none may leave the site; set cutoff-grid in place of sealed-cutoffs",
             )
 
+    def check_partials(self) -> None:
+        """Refuse to seal keys and partial answers for the table's other shards."""
+        if not self.lets_leave(PARTIALS):
+            raise _refusal(
+                f"releases.{PARTIALS} = {NEVER}",
+                "the run asks for what the table's rows add to a LATERAL sub-query's "
+                "answers, key by key, for the table's other shards",
+                "none may leave the site; set sealed-partials = false, and have all "
+                "rows of a key in one shard",
+            )
+        self.check_rows(1, "a partial answer of one key and cutoff")
+
     def check_seen_regions(self) -> None:
         """Refuse scores that depend on regions of another table's rows."""
         if not self.sees_regions:
@@ -557,9 +575,9 @@ class Policy:
 
 
 ANY: Final = "any"  # as partners: all sites whose keys are pinned
-OPEN: Final = "open"  # all but rows, cutoffs and inspections
+OPEN: Final = "open"  # all but rows, cutoffs, partials and inspections
 SIMULATED: Final = Policy(
-    releases=Releases(rows=CLEAR, cutoffs=PARTNER, inspection=CLEAR),
+    releases=Releases(rows=CLEAR, cutoffs=PARTNER, partials=PARTNER, inspection=CLEAR),
     coefficients=True,
 )
 """The policy of tables that whoever runs the server has, too."""

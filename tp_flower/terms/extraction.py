@@ -23,7 +23,8 @@ from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import AUTO, items_of
 from tp_flower.settings.run import EXPLAIN, PREDICTING, REGRESSION, TRAIN
-from tp_flower.terms.groups import grouped_parts, key_groups
+from tp_flower.terms.groups import key_groups
+from tp_flower.terms.partials import parts_with_groups
 
 
 def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPart]:
@@ -33,7 +34,7 @@ def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPa
     shards have said of themselves: it has the rest.
     """
     groups = key_groups(proposal)
-    grouped = {number for numbers in grouped_parts(proposal) for number in numbers}
+    grouped = set().union(*parts_with_groups(proposal, settings))
     return {
         number: replace(
             _extract_part(proposal, settings, part),

@@ -25,6 +25,7 @@ from tp_flower.settings.run_config import changed_settings
 from tp_flower.settings.search import candidates_of, fits_of
 from tp_flower.settings.training import MLP
 from tp_flower.terms.fragment_text import fragment_text, printable
+from tp_flower.terms.partials import makes_partials
 
 # of a site's public key, to be compared with the one in allowed-keys
 KEY_DIGITS: Final = 16
@@ -298,6 +299,12 @@ def _meaning(
             yield (
                 f"{name} tells the sites of {takers}, sealed, at which times each of "
                 "its keys has rows: by name the keys that they have or guess"
+            )
+        if makes_partials(fragment, settings) and len(holders[alias]) > 1:
+            yield (
+                f"{name} tells the sites of the table's other shards, sealed, which "
+                "keys it has, and of keys that both have what its rows add to the "
+                "answers"
             )
     if settings.method.joins and settings.mode not in WITH_A_MODEL:
         yield _BY_POLICY

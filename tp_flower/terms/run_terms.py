@@ -44,6 +44,7 @@ from tp_flower.terms.groups import (
     members_of_groups,
     table_group,
 )
+from tp_flower.terms.partials import Overlap, overlaps
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ class RunTerms:
         return recipients(self.proposal, self.sealed_pairs)
 
     @cached_property
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """The shards of LATERAL sub-queries that may have rows of one key."""
+        return overlaps(self.proposal, self.settings)
+
+    def shares_keys(self, number: int) -> bool:
+        """Return whether rows of a part's keys may be in other shards, too."""
+        return any(number in overlap for overlap in self.overlaps)
+
+    @cached_property
     def answering_tables(self) -> dict[int, str]:
         """By join the table whose last row answers for all keys that it lacks."""
         privacy = self.proposed.privacy
@@ -152,7 +162,8 @@ class RunTerms:
         settings = self.settings
         is_training = settings.mode == TRAIN
         begun = {
-            Action.CUTOFFS: bool(self.sealed_pairs),
+            Action.CUTOFFS: bool(self.sealed_pairs or self.overlaps),
+            Action.PARTIALS: bool(self.overlaps),
             Action.STATISTICS: settings.mode == EXPLAIN
             or (is_training and (self.fit is not None or not self.is_search)),
             Action.NEXT: self.is_search,

@@ -289,8 +289,9 @@ def test_two_lies_at_once_gain_nothing_either(place, kind):
 def test_every_message_is_lied_in():
     # a session is opened before a run, and attacked in tests/faults/test_sessions.py;
     # rows that become pairs have no place in these records: tests/runs/training
-    # has lies about regions, and test_sealed_cutoffs.py about cutoffs
+    # has lies about regions, and test_sealed_cutoffs.py about cutoffs, and
+    # test_sealed_partials.py about partial answers
     elsewhere = {Action.SESSION, TRAIN_REGIONS, TRAIN_PAIRS, Action.DIVIDE}
-    elsewhere |= {Action.CUTOFFS}
+    elsewhere |= {Action.CUTOFFS, Action.PARTIALS}
     attacked = {action for _, actions in ATTACKED.values() for action in actions}
     assert attacked == {*ACTIONS.values()} - elsewhere

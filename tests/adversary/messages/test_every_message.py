@@ -220,6 +220,7 @@ ELSEWHERE = {
     Action.SCORE: "tests/adversary/test_predict_hostile.py",
     Action.INSPECT: "tests/runs/inference/test_inspection.py",
     Action.CUTOFFS: "tests/adversary/messages/test_sealed_cutoffs.py",
+    Action.PARTIALS: "tests/adversary/messages/test_sealed_partials.py",
     Action.SESSION: "tests/faults/test_sessions.py",
 }
 

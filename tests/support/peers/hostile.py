@@ -76,9 +76,10 @@ WITH_REGIONS = {
 }
 """Policies that let one table be divided, and the others see it."""
 WITH_CUTOFFS = {
-    "orders": POLICIES["orders"].replace("{ stat", '{ cutoffs = "partner", stat')
+    "orders": POLICIES["orders"].replace("{ stat", '{ cutoffs = "partner", stat'),
+    "customers": 'releases = { partials = "partner" }',
 }
-"""Policies that let cutoffs be sealed for another site."""
+"""Policies that let cutoffs and partial answers be sealed for another site."""
 WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
 """Policies that ask how much rows vary."""
 SHOP = 2

@@ -80,6 +80,7 @@ def test_a_policy_with_every_key(tmp_path):
             categories="never",
             inspection="never",
             cutoffs="partner",
+            partials="partner",
             bins=16,
         ),
         privacy_unit=("customer",),
@@ -180,7 +181,7 @@ def test_an_open_policy_allows_everything(tmp_path):
     assert source.min_count == 4
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves, and what tells other sites of them
-    never = dict.fromkeys(("rows", "cutoffs", "inspection"), "never")
+    never = dict.fromkeys(("rows", "cutoffs", "partials", "inspection"), "never")
     assert levels == dict.fromkeys(LEVELS, "clear") | never
     # and bins where a run asks for them
     source.policy.check_bins(255)
