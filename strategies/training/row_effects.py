@@ -6,7 +6,7 @@ scores, and keeps those that lower the loss of the rows that validate. The messa
 ends the run brings each table its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
@@ -17,9 +17,10 @@ from flwr.common.logger import log
 from strategies.setup.joined_rows import JoinedTables
 from strategies.setup.problem import SCORES, TrainingProblem
 from strategies.setup.shard_labels import shards_that_tell_labels
-from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.joins.joining import number_keys
 from tp_flower.joins.mapping import TableRows
+from tp_flower.joins.rows import Vectors
 from tp_flower.learning.row_effects import (
     Fall,
     RowEffects,
@@ -133,14 +134,22 @@ class FittedEffects:
 
 def mark_scores(problem: TrainingProblem) -> None:
     """Copy the scores, which are those of the best model so far."""
-    for rows in problem.scored_rows:
-        rows.fill(_BEST, rows.whole(SCORES))
+    _copy(problem, SCORES, _BEST)
 
 
 def restore_scores(problem: TrainingProblem) -> None:
     """Take the scores that were copied."""
+    _copy(problem, _BEST, SCORES)
+
+
+def _copy(problem: TrainingProblem, name: str, copy: str) -> None:
+    """Store a vector of the joined rows under another name, too."""
+
+    def copied(vectors: Vectors, _: AnyArray) -> tuple[Vectors, Sequence[float]]:
+        return {copy: vectors[name]}, ()
+
     for rows in problem.scored_rows:
-        rows.fill(SCORES, rows.whole(_BEST))
+        rows.run(copied)
 
 
 def fit_effects(

@@ -76,6 +76,13 @@ class JoinedRows:
     is_one_part: bool = False
     is_single: bool = False
 
+    def __reduce__(self) -> tuple[type["JoinedRows"], tuple[TableMapping]]:
+        """Return what stands for them beside a kernel that is computed elsewhere.
+
+        It has no joined rows: a kernel gets its own.
+        """
+        return JoinedRows, (self.mapping.select(np.zeros(0, np.intp)),)
+
     @property
     def rows(self) -> int:
         """The number of joined rows, N."""
@@ -109,13 +116,13 @@ class JoinedRows:
 
         An area under a curve or a quantile needs all rows at once.
         """
-        view = _as_read(self.vectors[name]).view()
+        view = as_read(self.vectors[name]).view()
         view.flags.writeable = False
         return view
 
     def take(self, name: str, rows: npt.NDArray[np.integer]) -> AnyArray:
         """Return the entries of a vector at some joined rows (k,), (k, ..)."""
-        return _as_read(self.vectors[name][rows])
+        return as_read(self.vectors[name][rows])
 
     def select(self, mask: npt.NDArray[np.bool_]) -> "JoinedRows":
         """Return the joined rows that a mask (N,) marks, with their vectors."""
@@ -149,10 +156,27 @@ class JoinedRows:
             The combined partial results, (k,), and by table the sums (n_i, c) of the
             vector ``sums_of`` over the joined rows of each row; {} without a name.
         """
+        partial = self.run_parts(kernel, local, combine, by_table=by_table)
+        total = _combine(COMBINE[combine], partial)
+        return total, self.sums(sums_of) if sums_of else {}
+
+    def run_parts(
+        self,
+        kernel: Kernel,
+        local: Mapping[str, AnyArray] = NO_LOCAL,
+        combine: Combine = "add",
+        *,
+        by_table: bool = False,
+        part_rows: int = 0,
+    ) -> list[FloatArray]:
+        """Call a kernel as :meth:`run` does; return each part's partial result, (k,).
+
+        Parts have ``part_rows`` joined rows; 0 is ``PART_ROWS``.
+        """
         expand = _Expansion(self.mapping, local, by_table=by_table)
         outputs = _Outputs(self)
         join = COMBINE[combine]
-        part_rows, block_rows = PART_ROWS, BLOCK_ROWS
+        part_rows, block_rows = part_rows or PART_ROWS, BLOCK_ROWS
         if self.is_one_part:
             part_rows = block_rows = max(self.rows, 1)
         parts = list(blocks(self.rows, part_rows)) or [slice(0, 0)]
@@ -170,8 +194,7 @@ class JoinedRows:
 
         results = run_in_threads(compute_all, len(parts), 1)
         self.vectors.update(outputs.vectors)
-        total = _combine(join, [partial for group in results for partial in group])
-        return total, self.sums(sums_of) if sums_of else {}
+        return [partial for group in results for partial in group]
 
     def sums(
         self, name: str, tables: Iterable[str] | None = None
@@ -183,7 +206,7 @@ class JoinedRows:
         return {table: mapping[table].segment_sum(values) for table in chosen}
 
 
-def _as_read(values: AnyArray) -> AnyArray:
+def as_read(values: AnyArray) -> AnyArray:
     """Return values as a kernel reads them: float64 where they are single."""
     return values.astype(np.float64) if values.dtype == np.float32 else values
 
@@ -196,7 +219,7 @@ class _Block(Mapping[str, AnyArray]):
         self._block = block
 
     def __getitem__(self, name: str) -> AnyArray:
-        return _as_read(self._vectors[name][self._block])
+        return as_read(self._vectors[name][self._block])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._vectors)

@@ -261,6 +261,13 @@ class Objective(ABC):
         """Return N."""
         return len(self.target)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state of the objective of no rows, which :meth:`on` binds to some.
+
+        A kernel that is computed elsewhere takes no rows along.
+        """
+        return vars(self.select(slice(0, 0)))
+
     @property
     def takes_numbers(self) -> bool:
         """Whether its labels are numbers, not classes."""
