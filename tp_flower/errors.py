@@ -44,6 +44,10 @@ class MappingError(TPFlowerError):
     """The join of the keys cannot be built or has no rows."""
 
 
+class WorkerError(TPFlowerError):
+    """A worker of the server has died, and so have those that replaced it."""
+
+
 class ReplyError(TPFlowerError):
     """A site's reply is missing, malformed or of the wrong shape."""
 

@@ -242,7 +242,9 @@ class PredictingStrategy(ModelStrategy):
         """Return the joined rows that are to be predicted."""
         _check_row_key(self.settings)
         self.response = self._read_response()
-        return join_rows(bound, columns, missing, self.settings, self.inventory)
+        return join_rows(
+            bound, columns, missing, self.settings, self.inventory, self.workers
+        )
 
     def predict_rows(
         self, joined: Joined, whole: Joined | None = None
@@ -337,7 +339,9 @@ class Evaluate(ModelStrategy):
             task = "classification"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
-        joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
+        joined = yield from join_rows(
+            bound, columns, missing, settings, self.inventory, self.workers
+        )
         labels = self._labels(joined, settings)
         mapping, weights, weighting = drop_weightless(
             joined.mapping,

@@ -34,7 +34,9 @@ from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, RowLimits, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
-from tp_flower.joins.rows import JoinedRows, Vectors
+from tp_flower.joins.rows import Vectors
+from tp_flower.joins.spread_rows import joined_rows
+from tp_flower.joins.workers import Workers
 from tp_flower.learning.joint_trees import share_of
 from tp_flower.learning.key_factors import add_products
 from tp_flower.protocol.inference_messages import (
@@ -54,13 +56,17 @@ STAND_IN: Final = "stand-in"  # the mean vectors of tables with missing sites
 
 @dataclass(frozen=True)
 class Joined:
-    """The joined rows of a query, as far as the server knows them."""
+    """The joined rows of a query, as far as the server knows them.
+
+    Vectors over them are at the ``workers``, if there are some.
+    """
 
     bound: BoundQuery
     extracted: Extracted
     mapping: TableMapping
     steps: tuple[JoinStep, ...]
     missing: Missing
+    workers: Workers | None = None
 
     @property
     def is_partial(self) -> BoolArray:
@@ -93,6 +99,7 @@ def join_rows(
     missing: Missing,
     settings: Settings,
     inventory: Inventory,
+    workers: Workers | None = None,
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, columns)
@@ -112,7 +119,7 @@ def join_rows(
         filters=extracted.filters,
         answering=extracted.answering,
     )
-    return Joined(bound, extracted, mapping, steps, missing)
+    return Joined(bound, extracted, mapping, steps, missing, workers)
 
 
 def score(
@@ -336,7 +343,8 @@ def _combine_tables(
 
     Where a table lacks a row because sites are missing, its mean vector stands in.
     """
-    head, rows = manifest.scorer, JoinedRows(joined.mapping)
+    head = manifest.scorer
+    rows = joined_rows(joined.mapping, workers=joined.workers)
     rows.fill(SCORES, start)
     means = {
         table: np.array(manifest.table(table).mean_score)
@@ -375,7 +383,7 @@ def _products(
             factors[name][places] = array_of(replies, part, "factors", shape)
     if not factors:
         return np.zeros(1)
-    rows = JoinedRows(joined.mapping)
+    rows = joined_rows(joined.mapping, workers=joined.workers)
     rows.fill(SCORES, np.zeros(1))
     add_products(rows, factors)
     return rows.whole(SCORES)

@@ -11,7 +11,8 @@ import math
 import time
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO, WARNING
@@ -28,6 +29,8 @@ from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, TPFlowerError
+from tp_flower.joins.ray_workers import open_workers
+from tp_flower.joins.workers import Workers
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, merge_last_epoch
@@ -117,6 +120,10 @@ def ends_early(settings: Settings) -> bool:
     return settings.tolerance > 0.0 or settings.validation_share > 0.0
 
 
+NO_WORKERS: Final = (
+    "server-workers: strategy %r computes in the server's own process, and has no "
+    "joined rows for workers"
+)
 MOST_RECORDS: Final = 1000
 """Records of single rounds: they grow with a run, as do report.json and its page."""
 
@@ -164,6 +171,7 @@ class RoundStrategy(Strategy):
         self.epoch = 0
         self._session: Session | None = None
         self._progress = _Progress()
+        self.workers: Workers | None = None
         self.started_at = datetime.now(UTC)
         self._clock = time.perf_counter()
 
@@ -177,7 +185,7 @@ class RoundStrategy(Strategy):
 
     def lend_run(self, other: "RoundStrategy") -> None:
         """Let another strategy take part in the run: its sites, rounds and clock."""
-        shared = ("_session", "_progress", "started_at", "_clock")
+        shared = ("_session", "_progress", "workers", "started_at", "_clock")
         vars(other).update({name: vars(self)[name] for name in shared})
 
     @property
@@ -415,8 +423,9 @@ class RoundStrategy(Strategy):
         sites = sorted(set(session.site_names.values()))
         session.log.write(INFO, "start", strategy=type(self).__name__, sites=sites)
         try:
-            self._catch_up()
-            result = self._run(grid, config, timeout or self.settings.site_timeout)
+            with self._started_workers():
+                self._catch_up()
+                result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception as error:
             session.stop(error, self.rounds_done, has_trained=bool(self.epoch))
             raise
@@ -428,6 +437,22 @@ class RoundStrategy(Strategy):
         session.close()
         session.abandon(session.idle_nodes())
         return result
+
+    @contextmanager
+    def _started_workers(self) -> Iterator[None]:
+        """Start the run's workers, and end them with it."""
+        settings = self.settings
+        if settings.has_idle_workers:
+            self.warn(NO_WORKERS % settings.method_name)
+
+        def on_loss(number: int) -> None:
+            log(WARNING, "Worker %d of the server has died, and is replaced", number)
+
+        with open_workers(settings.asked_workers, on_loss) as workers:
+            if workers is not None:
+                log(INFO, "Joined rows are at %d workers of the server", len(workers))
+            self.workers = workers
+            yield
 
     def _catch_up(self, lacking: BehindSites | None = None) -> None:
         """Run to the end of the journal, even if sites lose their state meanwhile."""

@@ -33,6 +33,8 @@ from tp_flower.joins.rows import (
     JoinedRows,
     Vectors,
 )
+from tp_flower.joins.spread_rows import joined_rows
+from tp_flower.joins.workers import Workers
 from tp_flower.objectives import Objective, Response
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
@@ -320,7 +322,8 @@ class TrainingProblem(PreparedRun):
     row is held out. The ``objective`` is that of the N training rows, ``held_out`` that
     of the N' held-out ones, of which ``validates``, (N',), marks those that do not
     test. The scores of the untrained models are (n_i, d_c). ``tolerance`` is what
-    is set: 0 where the method chooses.
+    is set: 0 where the method chooses. Vectors over joined rows are at the ``workers``,
+    if there are some.
     """
 
     tables: Mapping[str, TrainedTable]
@@ -334,6 +337,15 @@ class TrainingProblem(PreparedRun):
     l2: float
     weighting: Weighting = field(default_factory=Weighting)
     tolerance: float = 0.0
+    workers: Workers | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what reads scores: all that a kernel that is computed elsewhere has.
+
+        No row goes along with it.
+        """
+        names = ("head", "base_score", "fixed_point")
+        return {name: vars(self)[name] for name in names}
 
     @property
     def is_single(self) -> bool:
@@ -363,11 +375,12 @@ class TrainingProblem(PreparedRun):
     @cached_property
     def rows(self) -> JoinedRows:
         """The training rows, with the objective's vectors and those of the method."""
-        return JoinedRows(
+        return joined_rows(
             self.train,
             self.objective.vectors,
             is_one_part=not self.objective.is_separable,
             is_single=self.is_single,
+            workers=self.workers,
         )
 
     @cached_property
@@ -375,7 +388,7 @@ class TrainingProblem(PreparedRun):
         """The held-out rows, with vectors; None without any."""
         if self.test is None:
             return None
-        return JoinedRows(self.test, is_single=self.is_single)
+        return joined_rows(self.test, is_single=self.is_single, workers=self.workers)
 
     @property
     def scored_rows(self) -> list[JoinedRows]:
@@ -471,9 +484,10 @@ class TrainingProblem(PreparedRun):
 
     def _total_loss(self) -> float:
         """Return the weighted sum of the training rows' losses."""
+        objective = self.objective
 
         def add_up(vectors: Vectors, _: AnyArray) -> tuple[Vectors, Sequence[float]]:
-            return {}, [self.objective.on(vectors).total(vectors[SCORES])]
+            return {}, [objective.on(vectors).total(vectors[SCORES])]
 
         (total,), _ = self.rows.run(add_up)
         return float(total)

@@ -501,6 +501,7 @@ class JoinMethod(ServerMethod[TrainingProblem]):
             encodings={name: item.rows() for name, item in encoders.items()},
             exposure=self.exposure(joined, self.run.inventory, updates, encoders),
             weighting=joined.weighting,
+            workers=self.run.workers,
         )
 
     def _rank_rows(

@@ -39,6 +39,7 @@ FLOWER: Final = "flower"
 SESSION: Final = "session"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
+_OVER_ROWS: Final = Readers(of_methods=True)
 _RESUMED: Final = Readers(
     modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
 )
@@ -54,7 +55,21 @@ _WITH_A_MODEL: Final = Readers(
 )
 MOST_TIMES: Final = 100
 MOST_REPEATS: Final = 100
+MOST_WORKERS: Final = 1024
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_CLUSTER: Final = re.compile(r"(ray://)?[\w.-]+:\d{1,5}")
+
+
+def _server_workers(value: object) -> int | str:
+    text = str(value)
+    if text.isdecimal():
+        return int(Range(0, MOST_WORKERS, includes_high=True).read(int(text)))
+    if isinstance(value, str) and _CLUSTER.fullmatch(text):
+        return text
+    raise ValueError(
+        f"{value!r} is neither a number of workers nor the address of a cluster of "
+        'Ray such as "ray://head:10001"'
+    )
 
 
 def _row_key(text: str) -> str:
@@ -152,6 +167,21 @@ class RunSettings:
         'Where sites train torch models (linear ones need no GPU): "cpu", "cuda", or '
         '"auto": CUDA where there is one.',
         OneOf((AUTO, "cpu", "cuda")),
+        is_operational=True,
+    )
+    server_workers: int | str = setting(
+        0,
+        "Processes beside the server's that hold the vectors over the joined rows and "
+        'compute on them: so many on this machine, or, at "ray://head:10001", one on '
+        "each node of a cluster of Ray; 0 = none. They take 8 to 17 s to start: for "
+        'joined rows that do not fit here. Batches of "sgd" are computed by the '
+        "server itself.",
+        Form(
+            "0 to 1024, or an address of a cluster of Ray",
+            _server_workers,
+            lambda value: value,
+        ),
+        _OVER_ROWS,
         is_operational=True,
     )
     output_dir: str = setting(

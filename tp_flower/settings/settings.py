@@ -174,6 +174,21 @@ class Settings(
         return self.tolerance if "tolerance" in self.rules.reads else 0.0
 
     @property
+    def asked_workers(self) -> int | str:
+        """The workers that are asked for, of a run that computes on joined rows."""
+        is_used = self.mode in (run.TRAIN, run.PREDICT, run.EVALUATE)
+        return self.server_workers if is_used and self._takes_workers else 0
+
+    @property
+    def has_idle_workers(self) -> bool:
+        """Whether workers are asked for that the method has no joined rows for."""
+        return bool(self.server_workers) and not self._takes_workers
+
+    @property
+    def _takes_workers(self) -> bool:
+        return "server_workers" in self.rules.reads
+
+    @property
     def effect_tables(self) -> tuple[str, ...]:
         """The tables that are to have effects of their keys, by alias; () if none is.
 

@@ -32,7 +32,9 @@ OVER_JOINS: Final = frozenset(
     {"sample", "test_split", "row_weight", "coreset_size", "coreset_kind"}
 )
 """Settings that methods over joins read, and those whose epochs can be chosen from."""
-FITTED: Final = OVER_JOINS | {"validation_fraction", "effects", "factors", "bins"}
+FITTED: Final = OVER_JOINS | frozenset(
+    {"validation_fraction", "effects", "factors", "bins", "server_workers"}
+)
 
 
 def _unions() -> tuple[str, ...]:

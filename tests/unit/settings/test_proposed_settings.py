@@ -12,6 +12,7 @@ OPERATIONAL = {
     "sealed-cutoffs",
     "resume",
     "device",
+    "server-workers",
     "output-dir",
     "progress",
     "track",

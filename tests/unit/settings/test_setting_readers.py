@@ -45,14 +45,16 @@ DERIVED = {
     "most_bins": ("bins",),
     "bins_of": ("bins",),
     "inspects": ("importances", "metrics_by"),
+    "asked_workers": ("server_workers",),
 }
 """By member of the settings, the fields that it stands for."""
+BY_KEYS = {"effects", "factors", "bins"}
 SENT_ALONG = {
     "boost": {"l2"},
-    "coreset-ridge": {"clusters", "validation_fraction", "effects", "factors", "bins"},
-    "coreset-kmeans": {"test_split", "effects", "factors", "bins"},
-    "personalised": {"test_split", "sample", "row_weight"},
-    "moments": {"coreset_size", "row_weight", "effects", "factors", "bins"},
+    "coreset-ridge": {"clusters", "validation_fraction", "server_workers", *BY_KEYS},
+    "coreset-kmeans": {"test_split", "server_workers", *BY_KEYS},
+    "personalised": {"test_split", "sample", "row_weight", "server_workers"},
+    "moments": {"coreset_size", "row_weight", "server_workers", *BY_KEYS},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {
