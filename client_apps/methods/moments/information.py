@@ -108,6 +108,11 @@ class WeighedShard(JoinedShard):
         bits = rows_of_run(self.site, self.number)[TRAINED]
         return np.flatnonzero(unpack_bits(bits, self.extracted.rows))
 
+    @cached_property
+    def encoder(self) -> SiteEncoder:
+        """The encoder of the table's features."""
+        return fitted_encoder(self.site, self.number)
+
     def own_weights(self) -> IntArray:
         """Return the weights of the label's table, and 1 of others, (p, n)."""
         shape = (len(self.passes), self.extracted.rows)
@@ -273,17 +278,16 @@ def _padded(
 ) -> PaddedPart:
     """Return the padded sums of a part's encoded rows, of which the first train."""
     site = shard.site
-    encoder: SiteEncoder = fitted_encoder(site, shard.number)
     encoded = host_features(features)[: len(shard.trained)]
     counted = shard.rows.select(shard.trained)
     source = site.source(shard.number)
     for weights in counted.multiplicity:
         # a row that weighs 0 is in no sum
         rows = int(np.count_nonzero(weights))
-        source.policy.check_freedom(encoder.encoder.width, rows)
+        source.policy.check_freedom(shard.encoder.encoder.width, rows)
     check_columns(
         source,
-        encoder,
+        shard.encoder,
         TableColumns(encoded),
         counted.multiplicity,
         shards=len(shard.shards),
@@ -297,7 +301,7 @@ def _padded(
         _without_noise,
     )
     return PaddedPart(
-        features=encoder.encoder.width, bits=bits, sums=sums, products=products
+        features=shard.encoder.encoder.width, bits=bits, sums=sums, products=products
     )
 
 

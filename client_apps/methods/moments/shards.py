@@ -40,7 +40,7 @@ from tp_flower.methods.moments.messages import (
 )
 from tp_flower.methods.moments.terms import passes_without_partner, tree_of
 from tp_flower.methods.moments.tree import JoinTree
-from tp_flower.methods.moments.words import column_bits, fits
+from tp_flower.methods.moments.words import LEAST_BITS, column_bits, fits
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.terms.groups import join_group, table_group
 
@@ -69,6 +69,11 @@ class JoinedShard(ABC):
     @abstractmethod
     def splitting(self) -> str:
         """The table by whose rows joined rows are held out."""
+
+    @property
+    @abstractmethod
+    def encoder(self) -> SiteEncoder:
+        """The encoder of the table's features."""
 
     @abstractmethod
     def own_weights(self) -> IntArray:
@@ -215,10 +220,12 @@ class JoinedShard(ABC):
     def column_bits(self, counts: AnyArray, columns: TableColumns) -> IntArray:
         """Return the bits of every column: those of its only shard, or as told to all.
 
-        Of shards they are refused if the columns do not fit.
+        Columns that do not fit are refused.
         """
         second_moments = columns.second_moments(counts)
         if len(self.shards) == 1:
+            least = np.full(columns.width, LEAST_BITS, np.int64)
+            self.check_fits(second_moments, least)
             return column_bits(second_moments)
         bits = required(self.body.bits, "bits")
         check_sizes(self.body, columns=columns.width)
@@ -227,20 +234,24 @@ class JoinedShard(ABC):
 
     def check_fits(self, second_moments: AnyArray, bits: IntArray) -> None:
         """Refuse columns whose sums of squares over the join (d,) might wrap around."""
-        if not fits(second_moments, bits, len(self.shards)).all():
+        misfits = np.flatnonzero(~fits(second_moments, bits, len(self.shards)))
+        if misfits.size:
+            names = list(dict.fromkeys(map(self._feature_of, misfits.tolist())))
             raise SiteError(
-                f"table {self.table}: a column has no scale, and its moments are out "
-                f"of range: {self.scale_advice}"
+                f"table {self.table}: the moments of {', '.join(names)} are out of "
+                f"range: {self._scale_advice(names)}"
             )
 
-    @property
-    def scale_advice(self) -> str:
-        """What gives columns a scale."""
+    def _feature_of(self, column: int) -> str:
+        """Return the feature that a column is of; beyond those there is the label."""
+        encoder = self.encoder.encoder
+        return encoder.feature_of(column) if column < encoder.width else "the label"
+
+    def _scale_advice(self, names: Sequence[str]) -> str:
+        """Return what gives the columns of these names a scale."""
         if described(self.site.terms.settings):
-            return (
-                "declare the ranges of the table's numbers, encoders = "
-                f"'{self.table}.<column>=range(<low>, <high>)'"
-            )
+            ranges = (f"{self.table}.{name}=range(<low>, <high>)" for name in names)
+            return f"declare where numbers lie, encoders = '{'; '.join(ranges)}'"
         return "encode numbers as 'standard', or divide the label in the query"
 
     def padded(

@@ -144,8 +144,28 @@ def test_shards_have_the_figures_of_the_table():
     check_numbers(parts, joined(frames), "c.kind")
     pd.testing.assert_frame_equal(whole, parts, rtol=1e-5)
     frames["visits"]["dose"] *= 99.0
-    with pytest.raises(SiteError, match="declare the ranges of the table's numbers"):
+    advice = r"moments of dose are .* encoders = 'v.dose=range\(<low>, <high>\)'$"
+    with pytest.raises(SiteError, match=advice):
         tp_flower.table_one(SQL, sites(frames, 120), by="c.kind", min_cell=1)
+
+
+@pytest.mark.parametrize("unit", [1e10, 1e20])
+def test_huge_numbers_are_described_or_named(unit):
+    frames = tables()
+    frames["patients"]["age"] *= unit
+    if unit < 1e15:
+        # the squares have more bits than words
+        how = {"by": "c.kind", "encoders": DECLARED, "min_cell": 1}
+        frame = tp_flower.table_one(SQL, sites(frames), **how)
+        check_numbers(frame, joined(frames), "c.kind")
+        return
+    with pytest.raises(SiteError, match="table p: the moments of age are out of range"):
+        tp_flower.table_one(SQL, sites(frames))
+    ranged = tp_flower.table_one(
+        SQL, sites(frames), encoders=f"p.age=range(0, {unit * 120})"
+    )
+    mean = cells(ranged, "p.age").loc["all", "mean"]
+    assert mean == pytest.approx(joined(frames)["p.age"].mean(), rel=1e-6)
 
 
 def test_groups_need_not_be_selected_and_categories_have_numbers():

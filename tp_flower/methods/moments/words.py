@@ -21,7 +21,9 @@ WordArray = npt.NDArray[np.uint64]
 
 MOST_BITS: Final = 40
 """After the point: a column of tiny numbers needs no more to be as exact as others."""
-LEAST_BITS: Final = -40
+LEAST_BITS: Final = -64
+"""Before the point. Columns that fit have no value as large as encoded ones are clipped
+to."""
 _MOMENT_BITS: Final = 62
 _WORD_BITS: Final = 64
 _EXACT_BITS: Final = 53
