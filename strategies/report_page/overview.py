@@ -263,6 +263,11 @@ def _steps(steps: list[blocks.Record]) -> blocks.Table:
             for head, name in fan_outs.items()
         ),
         blocks.count_column("rows without a match", "unmatched-before"),
+        *(
+            [blocks.count_column("of them, without a key", "keyless-before")]
+            if any(step.amount("keyless-before") for step in steps)
+            else []
+        ),
         blocks.count_column("of the table, without", "unmatched-rows"),
     ]
     title = f"The join, step by step, from {steps[0].text('table')}"
@@ -412,6 +417,7 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
     rows = report.at("label-rows")
     lost = [
         f"{loss.count('rows')} have no match in {loss.text('step')}"
+        f"{_keyless(loss, 'rows', 'keyless')}"
         for loss in rows.records("lost")
     ]
     sample = report.at("settings").number("sample") or 1.0
@@ -424,11 +430,22 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
     alone = [
         f"{step.count('unmatched-before')} of {step.count('rows-before')} rows have "
         f"no match in {step.text('table')}"
+        f"{_keyless(step, 'unmatched-before', 'keyless-before')}"
         for step in report.records("join-steps")
         if step.get("is-outer") and step.amount("unmatched-before")
     ]
     sentence = "; ".join([joined, *lost, *alone])
     return blocks.Prose(f"{task}{sentence}.{_trees(report.at('chosen'))}")
+
+
+def _keyless(counts: blocks.Record, rows: str, keyless: str) -> str:
+    """Return how many of some rows have no key, if not all, and why others may lack."""
+    without = ""
+    if 0 < counts.amount(keyless) < counts.amount(rows):
+        without = f", {counts.count(keyless)} of them without a key"
+    if advice := counts.text("advice"):
+        without += f" ({advice})"
+    return without
 
 
 def _trees(chosen: blocks.Record) -> str:

@@ -180,8 +180,10 @@ class JoinStep:
     The fan-out is the number of joined rows that each previous one becomes. Of the
     joined rows before, ``unmatched_before`` match no row of the table, and
     ``unmatched_rows`` of its rows match none of them; ``lost_label_rows`` rows of the
-    label table are in no joined row any more. ``repeated_keys`` are of either side, if
-    it looks like a table with a row per key.
+    label table are in no joined row any more. Of the first and the last of these counts
+    ``keyless_before`` and ``lost_keyless_rows`` have no key, which is NULL. ``advice``
+    says what may be wrong with keys. ``repeated_keys`` are of either side, if it looks
+    like a table with a row per key.
     """
 
     table: str
@@ -195,6 +197,9 @@ class JoinStep:
     unmatched_before: int = 0
     unmatched_rows: int = 0
     lost_label_rows: int = 0
+    keyless_before: int = 0
+    lost_keyless_rows: int = 0
+    advice: str = ""
     repeated_keys: tuple[RepeatedKeys, ...] = ()
 
     def __str__(self) -> str:
@@ -211,6 +216,8 @@ JOINED_ROW: Final = 54.0
 """Bytes that the server takes for a joined row at its peak, besides row numbers."""
 # of the keys of a table that looks as if each named one row
 MOST_REPEATED: Final = 0.25
+MOST_UNMATCHED: Final = 0.01
+"""Of the rows with a key, from where on it is said in which form texts must agree."""
 
 
 def repeated_keys(
@@ -261,9 +268,12 @@ def sides_of(table: str, predicates: Sequence[tuple[Join, SideCodes]]) -> Sides:
 
 
 def describe_step(
-    table: str, on: str, match: Match, lost_label_rows: int, *, is_outer: bool
+    table: str, on: str, match: Match, lost: tuple[int, int], *, is_outer: bool
 ) -> JoinStep:
-    """Return the record of joining a table, with its row counts."""
+    """Return the record of joining a table, with its row counts.
+
+    ``lost`` are rows of the label table, and those of them without a key.
+    """
     least, median, most = match.fan_outs(is_outer=is_outer)
     return JoinStep(
         table=table,
@@ -276,7 +286,9 @@ def describe_step(
         fan_out_max=most,
         unmatched_before=match.unmatched_before,
         unmatched_rows=match.unmatched_rows,
-        lost_label_rows=lost_label_rows,
+        lost_label_rows=lost[0],
+        keyless_before=match.keyless_before,
+        lost_keyless_rows=lost[1],
     )
 
 
@@ -341,11 +353,11 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and limits on its rows
         match = match_rows(sides_of(table, predicates), joined)
         on = " AND ".join(joins[number].text for number in numbers)
         is_outer = table in outer
-        lost = 0 if is_outer else match.lost_rows(label_table, count)
+        lost = (0, 0) if is_outer else match.lost_rows(label_table, count)
         step = describe_step(table, on, match, lost, is_outer=is_outer)
-        steps.append(
-            replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates)))
-        )
+        repeated = tuple(repeated_keys(table, match, predicates))
+        advice = _advice_on_form(step, joins, keys, filters)
+        steps.append(replace(step, advice=advice, repeated_keys=repeated))
         if step.rows > limits.rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
@@ -375,13 +387,17 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and limits on its rows
 
 def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
     """Return the report's counts of label rows: all, joined, and lost by each step."""
-    lost = {
-        f"{step.table} on {step.on}": n for step in steps if (n := step.lost_label_rows)
-    }
+    lost: list[dict[str, object]] = []
+    for step in steps:
+        if not step.lost_label_rows:
+            continue
+        entry = {"step": f"{step.table} on {step.on}", "rows": step.lost_label_rows}
+        others = {"keyless": step.lost_keyless_rows, "advice": step.advice}
+        lost.append(entry | {name: value for name, value in others.items() if value})
     return {
         "rows": steps[0].rows,
-        "joined": steps[0].rows - sum(lost.values()),
-        "lost": [{"step": step, "rows": rows} for step, rows in lost.items()],
+        "joined": steps[0].rows - sum(step.lost_label_rows for step in steps),
+        "lost": lost,
     }
 
 
@@ -389,17 +405,43 @@ def why_unmatched(
     step: JoinStep, joins: Sequence[Join], keys: Keys, filters: Mapping[str, str]
 ) -> str:
     """Return why keys of a step may not match, by filters or types; else ""."""
-    if step.table in filters:
-        return f"; {filters[step.table]}"
+    reason = filters.get(step.table) or _advice_on_texts(step, joins, keys)
+    return f"; {reason}" if reason else ""
+
+
+def _advice_on_texts(step: JoinStep, joins: Sequence[Join], keys: Keys) -> str:
+    """Return what to do about keys of a step that are texts; "" if none are."""
     for join in joins:
         columns = keys[join.left, join.left_key]
         if join.text in step.on and any("text" in column.kind for column in columns):
             return (
-                f"; keys of {join.text} are texts, which must agree in case, spaces "
+                f"keys of {join.text} are texts, which must agree in case, spaces "
                 "and leading zeros: try LOWER(TRIM(...)) on both sides, or "
                 "CAST(... AS BIGINT) where they are numbers"
             )
     return ""
+
+
+def _advice_on_form(
+    step: JoinStep, joins: Sequence[Join], keys: Keys, filters: Mapping[str, str]
+) -> str:
+    """Return what to do about texts of which some with a key find none; else "".
+
+    Where most find none a warning says so. Rows before a cutoff may well be none.
+    """
+    unmatched = step.unmatched_before - step.keyless_before
+    keyed = step.rows_before - step.keyless_before
+    lacks_some = unmatched > MOST_UNMATCHED * keyed
+    lacks_most = 2 * step.unmatched_before > step.rows_before
+    is_timed = any(
+        key.kind == "time"
+        for join in joins
+        if join.text in step.on
+        for key in keys[join.left, join.left_key]
+    )
+    if step.table in filters or is_timed or lacks_most or not lacks_some:
+        return ""
+    return _advice_on_texts(step, joins, keys)
 
 
 def join_order(

@@ -68,7 +68,7 @@ class KeyNumbers:
 class _Pairing:
     """The numbers of pairs, of a number so far and the code of a further predicate.
 
-    Pairs that no row of the new table has match nothing, as NULL does.
+    All pairs that no row of the new table has are the last.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class _Pairing:
         is_keyed = (numbers >= 0) & (of_new >= 0)
         pairs = self._pairs(numbers[is_keyed], of_new[is_keyed])
         distinct, places = np.unique(pairs, return_inverse=True)
-        self.count = len(distinct)
+        self.count = len(distinct) + 1
         # NULL stands beyond the last pair
         self._distinct = np.append(distinct, NULL)
         self.of_new = np.full(len(of_new), NULL, np.int32)
@@ -96,9 +96,8 @@ class _Pairing:
         order = np.argsort(pairs)
         places = np.empty(len(pairs), np.int32)
         places[order] = np.searchsorted(self._distinct[:-1], pairs[order])
-        is_found = self._distinct[places] == pairs
-        is_found &= (numbers >= 0) & (codes >= 0)
-        places[~is_found] = NULL
+        places[self._distinct[places] != pairs] = self.count - 1
+        places[(numbers < 0) | (codes < 0)] = NULL
         return places
 
     def _pairs(self, numbers: Codes, codes: Codes) -> IntArray:
@@ -149,6 +148,11 @@ class Match:
         return int(self.meets[self.sizes == 0].sum())
 
     @property
+    def keyless_before(self) -> int:
+        """The number of joined rows without a key: one is NULL, or a row is lacking."""
+        return int(self.meets[NULL])
+
+    @property
     def unmatched_rows(self) -> int:
         """The number of the table's rows that match no joined row."""
         return len(self.keys.of_new) - int(self.sizes[self.meets > 0].sum())
@@ -176,20 +180,22 @@ class Match:
         places = np.searchsorted(ends, middle, side="right")
         return int(values[0]), float(values[places].mean()), int(values[-1])
 
-    def lost_rows(self, table: str, rows: int) -> int:
+    def lost_rows(self, table: str, rows: int) -> tuple[int, int]:
         """Count the rows of a table before that are in no joined row after.
 
-        ``rows`` are all that it has.
+        And those of them that have no key. ``rows`` are all that it has.
         """
         if not self.unmatched_before:
-            return 0
-        is_before = np.zeros(rows, np.bool_)
-        is_kept = np.zeros(rows, np.bool_)
+            return 0, 0
+        is_before, is_keyed, is_kept = np.zeros((3, rows), np.bool_)
         for part in blocks(self.rows, PART_ROWS):
             of_table = self.joined[table][part]
+            numbers = self.keys.of(self.joined, part)
             is_before[of_table] = True
-            is_kept[of_table[self.sizes[self.keys.of(self.joined, part)] > 0]] = True
-        return int(np.count_nonzero(is_before) - np.count_nonzero(is_kept))
+            is_keyed[of_table[numbers >= 0]] = True
+            is_kept[of_table[self.sizes[numbers] > 0]] = True
+        before, keyed, kept = map(np.count_nonzero, (is_before, is_keyed, is_kept))
+        return int(before - kept), int(before - keyed)
 
 
 def match_rows(sides: Sides, joined: Mapping[str, RowNumbers]) -> Match:

@@ -19,9 +19,11 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows, lost-label-rows,
+                keyless-before, lost-keyless-rows, advice,
                 repeated-keys: [{table, keys, repeated, most, more-rows}]}]
                 `JoinStep`, in order
-    label-rows  {rows, joined, lost: [{step, rows}]}   `label_rows`
+    label-rows  {rows, joined, lost: [{step, rows, keyless, advice}]}   `label_rows`;
+                the last two where they say something
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,

@@ -50,6 +50,30 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
     assert keyed(NUMBERS, NUMBERS + 5)[0] == []
 
 
+@pytest.mark.parametrize("join", ["JOIN", "LEFT JOIN"])
+def test_rows_without_a_key_are_counted_apart(join):
+    """And a few texts in another form are hinted at beside the counts."""
+    plain = np.array([f"c{k}" for k in NUMBERS], object)
+    typed = np.array([None, None, "C2", *plain[3:]], object)
+    on = "" if join == "LEFT JOIN" else " on o.k = c.k"
+    said = (
+        f"3 {'of 10 rows ' * (not on)}have no match in c{on}, 2 of them without a key"
+    )
+    warnings, explanation = keyed(typed, plain, SQL.replace("JOIN", join))
+    text = " ".join(printed(explanation).split())
+    assert warnings == []
+    assert f"{said} (keys of o.k = c.k are texts, which must agree in case" in text
+    assert explanation["join-steps"][1]["keyless-before"] == 2
+    mended = SQL.replace("JOIN", join).replace("o.k = c.k", "LOWER(o.k) = LOWER(c.k)")
+    text = " ".join(printed(keyed(typed, plain, mended)[1]).split())
+    assert "2 of 10 rows have no match in c." in text if not on else "2 have" in text
+    # neither numbers nor NULL have a form
+    typed = np.array([None, None, *plain[2:]], object)
+    assert "keys of o.k" not in printed(keyed(typed, plain, SQL)[1])
+    _, explanation = keyed(np.where(NUMBERS < 3, 99, NUMBERS), NUMBERS, SQL)
+    assert explanation["label-rows"]["lost"] == [{"step": "c on o.k = c.k", "rows": 3}]
+
+
 def test_a_left_join_that_finds_little_says_so():
     """Keys of another form lose no label row there, and the table says nothing."""
     sql = SQL.replace("JOIN", "LEFT JOIN")

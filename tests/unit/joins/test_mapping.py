@@ -1,7 +1,7 @@
 """Joining against DuckDB's LEFT and INNER JOINs; the laws of mappings and batches."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -117,6 +117,36 @@ def check_joins(tables, predicates, outer, label):
     listed = list(zip(*in_order, strict=True))
     assert listed == sorted(listed)
     check_steps(mapping, steps, outer)
+    if len(steps) > 1:
+        keyless = keyless_before(tables, predicates, outer, label, steps[-1].table)
+        assert steps[-1].keyless_before == keyless
+
+
+def keyless_before(tables, predicates, outer, label, last):
+    """How many joined rows before the last step lack a key of it, one by one."""
+    others = {name: shards for name, shards in tables.items() if name != last}
+    of_last = [each for each in predicates if last in each[:2]]
+    before, _ = build(
+        others, [each for each in predicates if each not in of_last], outer, label
+    )
+    rows = {name: [*chain(*shards)] for name, shards in others.items()}
+    sides = [
+        (other, COLUMNS.index(theirs))
+        if table == last
+        else (table, COLUMNS.index(ours))
+        for table, other, ours, theirs in of_last
+    ]
+    keys = zip(
+        *(
+            [
+                None if row < 0 else rows[table][row][column]
+                for row in rows_behind(before, table)
+            ]
+            for table, column in sides
+        ),
+        strict=True,
+    )
+    return sum(None in each for each in keys)
 
 
 def rows_behind(mapping, table):
@@ -150,7 +180,7 @@ def test_many_to_many_by_hand():
     assert rows_behind(mapping, "t0") == [0, 0, 1, 1]
     assert rows_behind(mapping, "t1") == [0, 2, 0, 2]
     # of t0 two rows meet nothing, of t1 two
-    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2, 2)
+    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2, 2, 1, 1)
     assert steps == (JoinStep("t0", 4), step)
     mapping, steps = build_mapping([], {}, {"t": 3}, "t")
     assert rows_behind(mapping, "t") == [0, 1, 2]

@@ -37,7 +37,7 @@ def test_a_report_says_what_its_records_say():
     first, second = content["join-steps"]
     assert first["table"] == "f"
     assert first["rows"] == 30
-    step = ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3, []]
+    step = ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3, 0, 0, "", []]
     assert [*second.values()] == step
     lost = [{"step": "p on f.p = p.id", "rows": 3}]
     assert content["label-rows"] == {"rows": 30, "joined": 27, "lost": lost}
