@@ -163,36 +163,29 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
 
 
 def privacy(report: blocks.Record) -> blocks.Blocks:
-    """Yield the epsilons, the score readings, the messages and the ledgers."""
+    """Yield what left, the score readings, the messages and the ledgers."""
     privacy = report.at("privacy")
-    if totals := privacy.records("totals"):
-        if not any(
-            blocks.has_epsilon(total, name)
-            for total in totals
-            for name in blocks.EPSILONS
-        ):
-            yield blocks.Prose(blocks.NOTES["nothing"])
-        yield privacy_totals(privacy)
+    yield privacy_totals(privacy)
     yield readings(privacy)
     messages = privacy.records("messages") or report.records("releases")
     yield blocks.tabulate(
         "Every message, and who learns what", messages, MESSAGES, is_folded=True
     )
-    ledger = privacy.at("ledger")
-    accounts = [
-        _account(node, blocks.Record.of(account))
-        for node in sorted(ledger.content)
-        for account in ledger.items(node)
-    ]
     table = blocks.tabulate(
-        "The sites' ledgers of this run", accounts, LEDGER, is_folded=True
+        "The sites' ledgers of this run", _accounts(privacy), LEDGER, is_folded=True
     )
     # identical releases are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
 
 def privacy_totals(privacy: blocks.Record) -> blocks.Table:
-    """Return the epsilons of each site's rows, and the releases that have none."""
+    """Return the epsilons of each site's rows, and the releases that have none.
+
+    Where nothing has noise, in place of epsilons: how each release left.
+    """
+    accounts = _accounts(privacy)
+    if not any(account.at("mechanism") for account in accounts):
+        return _releases(accounts)
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
@@ -200,8 +193,37 @@ def privacy_totals(privacy: blocks.Record) -> blocks.Table:
     return blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
 
 
+def _releases(accounts: list[blocks.Record]) -> blocks.Table:
+    """Return what left the tables of each site, as it is or not."""
+    by_place: defaultdict[str, tuple[dict[str, None], dict[str, None]]]
+    by_place = defaultdict(lambda: ({}, {}))
+    for account in accounts:
+        scope = account.text("scope")
+        is_hidden = scope.startswith(HIDDEN) or SEALED in scope
+        what = account.text("what")
+        by_place[_place(account)][is_hidden][RELEASES.get(what, what)] = None
+    rows = [
+        (place, *(", ".join(kinds) or "nothing" for kinds in by_place[place]))
+        for place in sorted(by_place)
+    ]
+    head = ("table at site", "as it is", "masked, sealed or hashed")
+    return blocks.Table(
+        "What left the sites, without noise", head, rows, frozenset(range(3)), NOTHING
+    )
+
+
 def _place(total: blocks.Record) -> str:
     return f"{total.text('table')} at {total.text('site')}"
+
+
+def _accounts(privacy: blocks.Record) -> list[blocks.Record]:
+    """Return the lines of the table of ledgers."""
+    ledger = privacy.at("ledger")
+    return [
+        _account(node, blocks.Record.of(account))
+        for node in sorted(ledger.content)
+        for account in ledger.items(node)
+    ]
 
 
 def _account(node: str, account: blocks.Record) -> blocks.Record:
@@ -222,6 +244,17 @@ UNCOVERED = [
     blocks.Column("delta", lambda total: f"{total.amount('delta'):g}"),
     blocks.text_column("not covered", "uncovered", empty="nothing"),
 ]
+NOTHING = blocks.NOTES["nothing"]
+HIDDEN = ("masked", "sealed", "keyed hashes")
+"""What the scopes of releases begin with that do not leave as they are."""
+SEALED = "sealed to the table's other shards"
+RELEASES = {
+    "counts": "numbers of rows and columns",
+    "features": "shares of missing values",
+    "keys": "join keys",
+    "scores": "a score of each row",
+}
+"""Words for kinds of releases whose names say less."""
 MESSAGES = [
     blocks.text_column("message", "message"),
     blocks.text_column("to", "to"),

@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from strategies.disclosures import Disclosure, privacy_report
+from strategies.report_page.costs import privacy_totals
 from tests.support.examples.planned import release
 from tp_flower.errors import ReplyError
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
+from tp_flower.reports.blocks import Record
 from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)
@@ -45,6 +47,22 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert total["site"] == "a"
     assert total["table"] == "t"
     assert total["delta"] == 1e-6
+
+
+def test_without_noise_a_table_says_how_each_release_left():
+    """One with noise is enough for epsilons, of any kind."""
+    masked, labels = released("scores", None), released("labels", None)
+    masked["release"]["scope"] = mechanisms.SCORE_SUMS
+    labels["release"]["scope"] = "not covered: it leaves in the clear"
+    table = privacy_totals(Record(report([masked, labels, masked])))
+    assert table.title == "What left the sites, without noise"
+    assert table.rows == [("t at a", "labels", "a score of each row")]
+    assert table.note.startswith("No noise was asked for")
+    for covered in (LABELS, released("second-moments", mechanisms.Gaussian(4.0))):
+        table = privacy_totals(Record(report([masked, covered])))
+        assert table.title.startswith("Epsilon per row")
+        assert "No noise" not in table.note
+    assert privacy_totals(Record({})).rows == []
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
