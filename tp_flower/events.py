@@ -9,9 +9,10 @@ so only its first digits are shown.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from json.encoder import encode_basestring_ascii
-from logging import Logger, getLogger
+from logging import WARNING, Handler, Logger, LogRecord, getLogger
 from typing import Final
 
 Value = str | int | float | Sequence[str] | None
@@ -21,12 +22,45 @@ MOST_CHARACTERS: Final = 500  # length of a value; the rest is replaced by three
 _FLOWER: Final = getLogger("flwr")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
+_FOR_OWNER: Final = "for_owner"
 
 
 def log_event(level: int, event: str, /, **values: Value) -> None:
     """Log the line of an event, unless nothing prints that level: most are not."""
     if is_printed(level):
         _FLOWER.log(level, line(event, **values), stacklevel=2)
+
+
+def warn_owner(text: str) -> None:
+    """Warn of a site's rows in its log, which its owner alone reads."""
+    _FLOWER.warning(text, stacklevel=2, extra={_FOR_OWNER: True})
+
+
+@contextmanager
+def owner_warnings(take: Callable[[str], None]) -> Iterator[None]:
+    """Let the sites that are in this process, of a simulation, give their warnings.
+
+    Others log them where they are.
+    """
+    handler = _OwnerHandler(take)
+    _FLOWER.addHandler(handler)
+    try:
+        yield
+    finally:
+        _FLOWER.removeHandler(handler)
+
+
+class _OwnerHandler(Handler):
+    """Passes warnings for owners on."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__(WARNING)
+        self._take = take
+
+    def emit(self, record: LogRecord) -> None:
+        """Pass a record's text on, if it is for a site's owner."""
+        if getattr(record, _FOR_OWNER, False):
+            self._take(record.getMessage())
 
 
 def is_printed(level: int) -> bool:

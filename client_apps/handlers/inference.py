@@ -45,8 +45,10 @@ from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, ModelError, ScoreRangeError
+from tp_flower.events import warn_owner
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.features.sparse import EncodedRows
+from tp_flower.features.unfamiliar import unfamiliar_features
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import Features, LocalModel, pair_features
@@ -177,10 +179,17 @@ def _score_part(
 def _encode(
     site: Site, number: int, saved: SavedModel, rows: IntArray, *, is_private: bool
 ) -> EncodedRows:
-    """Return the features of rows (n, d); those of a request are not cached."""
+    """Return the features of rows (n, d); those of a request are not cached.
+
+    Of rows that are all there at once, the owner is warned where they are unlike those
+    that the model was trained on.
+    """
+    extracted = site.extracted(number)
     if site.terms.is_resident:
-        extracted = site.extracted(number)
         return encode_rows(extracted, saved.encoder, rows, is_private=is_private)
+    if not is_private:
+        for text in unfamiliar_features(saved.encoder, extracted.column, rows):
+            warn_owner(f"table {saved.table}: {text}")
     return site.tables.encode(number, saved.encoder, rows, is_private=is_private)
 
 

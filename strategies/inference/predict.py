@@ -35,6 +35,7 @@ from strategies.setup.row_weights import (
 )
 from tp_flower.arrays import IntArray
 from tp_flower.errors import QueryError, SettingsError
+from tp_flower.events import owner_warnings
 from tp_flower.files import home_folder
 from tp_flower.heads import Contribution
 from tp_flower.keyed_hash import hex_texts
@@ -133,7 +134,8 @@ class ModelStrategy(RoundStrategy):
                 "part in the training and not in this run, which is about the rows of "
                 "the other sites"
             )
-        joined = yield from self.model_rounds(bound, columns, missing)
+        with owner_warnings(self.warn):
+            joined = yield from self.model_rounds(bound, columns, missing)
         self.warn(*joined.extracted.absent)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined

@@ -137,7 +137,12 @@ def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(s
     # both remedies that the error names
     expected = squared.reference(rows, SOURCE)
     clear = PrivacySettings(scores="clear")
-    scores = scored(squared.table(far, UNLABELLED, privacy=clear))
+    strategy = squared.predict(far, UNLABELLED, privacy=clear)
+    # the site's own log says so; here it is in this process
+    day, region = strategy.warnings
+    assert day.startswith("table o: column 'day': 1 of 75 rows have a number far")
+    assert region.startswith("table c: column 'region': 1 of 15 rows have a category")
+    scores = scored(strategy.predictions)
     np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-5)
     near = f"{SOURCE} WHERE o.day < 100"
     kept = scored(squared.table(far, f"SELECT {FEATURES} {near}"))
