@@ -183,11 +183,15 @@ def privacy_totals(privacy: blocks.Record) -> blocks.Table:
 
     Where nothing has noise, in place of epsilons: how each release left.
     """
-    accounts = _accounts(privacy)
-    if not any(account.at("mechanism") for account in accounts):
-        return _releases(accounts)
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
+    accounts = _accounts(privacy)
+    has_epsilons = any(
+        blocks.has_epsilon(total, kind) for total in totals for kind in blocks.EPSILONS
+    )
+    # beside a release without noise, one with noise may leave no epsilon
+    if not (has_epsilons or any(account.at("mechanism") for account in accounts)):
+        return _releases(accounts)
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
     title = f"Epsilon per {per}, and what is not covered"
     return blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
