@@ -26,6 +26,8 @@ _LISTS: Final[Mapping[str, str]] = {
     "condition needs expressions",
     "keys": "joins and groups may read. The server learns which rows have equal "
     "values, by keyed hashes",
+    "join-only": "joins alone may compare, and nothing else reads: the number of a "
+    "person\n## goes here, not in keys. The server learns what it learns of keys",
 }
 _RULES: Final[Mapping[str, str]] = {
     "expressions = true": "the listed columns computed with; whether that fails on "
@@ -95,10 +97,13 @@ _RULES: Final[Mapping[str, str]] = {
     "sums of scores do",
 }
 _IDENTIFIER: Final = re.compile(
-    r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"
+    r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban"
+    r"|patient|person|customer|client|member|subject|insured|mrn|card|no|nr|number)$"
     r"|[a-z]I[dD]$"
 )
 _DISTINCT_SHARE: Final = 0.8  # of values in rows, above which they name the rows
+_DISTINCT_TEXTS: Final = 0.2
+"""Of texts in rows: of whom there are five rows or fewer, a text may name."""
 _TEXT_CHARACTERS: Final = 30
 
 
@@ -151,7 +156,8 @@ def _looks(source: ShardSource, name: str, kind: str) -> str:
         ).fetchall()[0]
     if is_text and (length or 0) > _TEXT_CHARACTERS:
         return "; CAREFUL: looks like free text"
-    if _IDENTIFIER.search(name) or distinct > max(_DISTINCT_SHARE * rows, 1):
+    share = _DISTINCT_TEXTS if is_text else _DISTINCT_SHARE
+    if _IDENTIFIER.search(name) or distinct > max(share * rows, 1):
         return "; CAREFUL: looks like an identifier"
     return ""
 

@@ -64,7 +64,7 @@ def test_each_line_allows_what_it_says(tables):
         table = tomllib.loads(line) if line.startswith("[") else table
         entry = line.removesuffix(" = [") if line.endswith("= [") else entry
         if not re.match(r"\s*# ", line):
-            assert re.match(r"$|##|\[|\]|\w+ = \[$", line), line
+            assert re.match(r"$|##|\[|\]|[\w-]+ = \[$", line), line
             continue
         (name,) = table["tables"]
         changed = [*lines]
@@ -80,7 +80,7 @@ def test_each_line_allows_what_it_says(tables):
         }
         if line.startswith(" "):
             (column,) = tomllib.loads(f"x = [\n{changed[number]}\n]")["x"]
-            assert difference == {entry: (column,)}
+            assert difference == {entry.replace("-", "_"): (column,)}
             changes.append((name, entry, column))
         else:
             changes.append((name, line, None))
@@ -90,6 +90,7 @@ def test_each_line_allows_what_it_says(tables):
         "labels",
         "filters",
         "keys",
+        "join-only",
     }
     listed = {column for _, entry, column in changes if entry == "columns"}
     assert listed == {*ODD, "customerId", "amount", "note", "state"}
@@ -119,6 +120,18 @@ def test_it_warns_of_identifiers_and_free_text(tables):
         re.findall(r'# "(\w+)",  # (.*)', written(tables, "--table", "orders"))
     )
     assert remarks == CASES["expected"]
+
+
+def test_it_warns_of_a_person_who_has_several_rows(tmp_path):
+    """A text names every other row; a ward of thirty beds names nobody."""
+    rows = [f"DE-{k // 2},{k % 30},W{k % 5},{k // 2}" for k in range(60)]
+    (tmp_path / "stays.csv").write_text("\n".join(["who,bed,ward,patient", *rows]))
+    text = written(tables_file(tmp_path, "[tables.stays]\npath = 'stays.csv'\n"))
+    remarks = dict(re.findall(r'# "(\w+)",  # (.*)', text))
+    assert [name for name, remark in remarks.items() if "CAREFUL" in remark] == [
+        "who",
+        "patient",
+    ]
 
 
 def test_a_table_that_is_not_there_is_refused(tables):
