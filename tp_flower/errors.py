@@ -95,6 +95,10 @@ class PolicyError(SiteError):
     """The policy of a site's table does not allow a request."""
 
 
+class KeyRefusalError(SiteError):
+    """A site does not agree on keys with the sites that a request names."""
+
+
 class ProposalError(SiteError):
     """A request contradicts the proposal of its run.
 

@@ -62,7 +62,7 @@ from client_apps.data.query_quota import (
     Quotas,
     check_quota,
     count_queries,
-    is_recorded,
+    recorded,
 )
 from client_apps.data.score_counts import SCORES, ScoreLimit
 from tp_flower.errors import BudgetError, LedgerError
@@ -333,8 +333,8 @@ class Ledger:
             if _has_done(connection, run, event, queries[0].get("ident", "")):
                 return
             for query in queries:
-                if is_recorded(connection, query, quotas):
-                    self._append(connection, [{"event": event, "run": run, **query}])
+                if (line := recorded(connection, query, quotas)) is not None:
+                    self._append(connection, [{"event": event, "run": run, **line}])
 
     def check_quota(self, table: str, source: str, quotas: Quotas) -> None:
         """Raise PolicyError if no query of a source may be answered now."""

@@ -2,7 +2,9 @@
 
 Counted are the ledger's lines about a source within 24 hours: answers, and refusals
 after rows were read, because an error may tell of them; beyond the quota none is sent.
-Of other refusals ``MOST_REFUSALS`` are written, so that no server fills the disk.
+Of other refusals ``MOST_REFUSALS`` are written within 24 hours, so that no server fills
+the disk. Those beyond them are counted: the 1st, 10th, 100th and so on have a line with
+their number, and so has the next refusal that is one of ``MOST_REFUSALS`` again.
 """
 
 import calendar
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from sqlite3 import Connection
 from typing import Any, Final
 
+from client_apps.data.database import LABELS
 from tp_flower.errors import NEXT_QUERY, PolicyError
 
 Quotas = Mapping[str, int]
@@ -31,17 +34,46 @@ SELECT event, count(*), sum(json_extract(line, '$.time') > ?) FROM ledger
 WHERE source IS ? AND event IN ('answer', 'refuse') GROUP BY event
 """
 """By event the queries of a source, and how many of them are later than a time."""
+BEYOND: Final = "beyond"
+"""In a line: how many refusals there had been by then beyond ``MOST_REFUSALS``."""
+_COUNT: Final = "refusals beyond the limit"
+READ_COUNT: Final = (
+    "SELECT CAST(meta AS INTEGER) FROM entries WHERE run = ? AND name = ?"
+)
+WRITE_COUNT: Final = """
+INSERT INTO entries (run, name, meta, touched, layout, checksum, data)
+VALUES (?, ?, ?, 0, '[]', 0, x'')
+ON CONFLICT (run, name) DO UPDATE SET meta = excluded.meta
+"""
+"""The number of refusals, which is kept over all runs."""
 
 
-def is_recorded(
+def recorded(
     connection: Connection, query: Mapping[str, Any], quotas: Quotas
-) -> bool:
-    """Return whether a query is written down; PolicyError if it exceeds its quota."""
+) -> dict[str, Any] | None:
+    """Return the line of a query, None for a refusal that is only counted.
+
+    PolicyError if it exceeds its quota.
+    """
     source = query.get("source")
-    if source is None:
-        return not _free_at(connection, None, MOST_REFUSALS)
-    check_quota(connection, query["table"], source, quotas)
-    return True
+    if source is not None:
+        check_quota(connection, query["table"], source, quotas)
+        return dict(query)
+    row = connection.execute(READ_COUNT, (LABELS, _COUNT)).fetchone()
+    beyond = 0 if row is None else int(row[0])
+    is_beyond = bool(_free_at(connection, None, MOST_REFUSALS))
+    if not (is_beyond or beyond):
+        return dict(query)
+    beyond += is_beyond
+    count = beyond if is_beyond else 0
+    connection.execute(WRITE_COUNT, (LABELS, _COUNT, str(count)))
+    if is_beyond and not _is_power_of_ten(beyond):
+        return None
+    return {**query, BEYOND: beyond}
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"
 
 
 def check_quota(

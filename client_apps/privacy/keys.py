@@ -20,7 +20,12 @@ from client_apps.data.key_files import read_allowed_keys, site_key
 from client_apps.data.run_store import Entry
 from client_apps.rounds.site import REQUEST, SECRET, Site
 from tp_flower.arrays import AnyArray
-from tp_flower.errors import MessageError, SettingsError, SiteError
+from tp_flower.errors import (
+    KeyRefusalError,
+    MessageError,
+    SettingsError,
+    SiteError,
+)
 from tp_flower.events import log_event
 from tp_flower.keyed_hash import RUN_GROUP
 from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, KEYS, UNCHECKED, state_dir
@@ -143,7 +148,7 @@ def take_secrets(site: Site, request: ProposedRun) -> None:
         maker = members[sealed.members[0]]
         secret = keys.open(text, maker, int(site.run, 16), name)
         if secret.is_simulated and not site.is_simulated:
-            raise SiteError(
+            raise KeyRefusalError(
                 "the run's secret is for simulations, and known to everybody: "
                 "refused, because this site has a tables file of its own"
             )
@@ -274,7 +279,7 @@ def _allowed_keys(site: Site) -> set[bytes]:
 def _check_source(source: KeySource, requested: str) -> None:
     """Refuse a run whose key comes from elsewhere than the key of this site."""
     if requested != source:
-        raise SiteError(
+        raise KeyRefusalError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
             f"server asks for {requested!r}: all sites of a run must have "
             f"{ALLOWED_KEYS}, or none"
@@ -284,7 +289,7 @@ def _check_source(source: KeySource, requested: str) -> None:
 def _check_pin(key: bytes, trusted: set[bytes], owner: str) -> None:
     """Refuse a site's key that the owner of this site does not trust."""
     if key not in trusted:
-        raise SiteError(
+        raise KeyRefusalError(
             f"the site key {owner}, {key.hex()[:_DIGITS]}..., is not in this site's "
             f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
             "key of its own in place of a site's; ask the site's owner for the key, "
@@ -315,13 +320,13 @@ def _check_members(
     is_unchecked = site.is_simulated or _path(site, KEYS) == UNCHECKED
     for group, members in groups.items():
         if public.run not in {member.run for member in members.values()}:
-            raise SiteError(
+            raise KeyRefusalError(
                 f"the public keys of group {group!r} lack this site's: its key might "
                 "not be new in this run; if the site has lost its keys of the run, "
                 "start the run again"
             )
         if source is KeySource.AGREED and len(members) > 1 and not is_unchecked:
-            raise SiteError(_NO_PINS)
+            raise KeyRefusalError(_NO_PINS)
         nodes: dict[bytes, str] = {}
         for node, member in members.items():
             if is_pinned:
@@ -329,7 +334,7 @@ def _check_members(
                 _check_pin(member.site, trusted, f"of node {node}" if nodes else maker)
             for key in filter(None, (member.run, member.site)):
                 if key in nodes:
-                    raise SiteError(
+                    raise KeyRefusalError(
                         f"nodes {nodes[key]} and {node} of group {group!r} have one "
                         f"public key, {key.hex()[:_DIGITS]}...: the server names a "
                         "site twice, or in place of another"

@@ -69,6 +69,7 @@ MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
 _LEDGER_ERRORS: Final = (
     errors.PolicyError,
     errors.BudgetError,
+    errors.KeyRefusalError,
     errors.ProposalError,
     errors.MaskError,
 )

@@ -130,6 +130,10 @@ def test_a_recipient_more_than_the_pinned_ones_is_refused_and_named(tmp_path):
         train(grid, SQL)
     assert not server.opened
     assert not grid.leaked()
+    # it is at query.seal, before a site is told of any table
+    (line,) = ledger_lines(tmp_path / "a" / "state", "refuse")
+    assert re.search(match, line["reason"])
+    assert line["action"] == "query.seal"
 
 
 def test_a_pinned_key_that_is_named_twice_is_refused_and_named(tmp_path):

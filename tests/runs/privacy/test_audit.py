@@ -121,8 +121,12 @@ def test_refusals_do_not_fill_the_disk(tmp_path, monkeypatch):
     ledger.record("1-a", "refuse", [{**line, "query": "tomorrow"}], {})
     # a run that only was refused has nothing to close
     ledger.close("1-a")
-    texts = [json.loads(line)["query"] for line in ledger.export()]
-    assert texts == [0, 0, 1, "read", "tomorrow"]
+    ledger.record("1-a", "refuse", [{**line, "query": "then"}], {})
+    lines = [json.loads(line) for line in ledger.export()]
+    texts = [line["query"] for line in lines]
+    assert texts == [0, 0, 1, 1, "read", "tomorrow", "then"]
+    # of seven beyond the three, the first has a line, and the next day's tells of all
+    assert [line.get("beyond", 0) for line in lines] == [0, 0, 0, 1, 0, 7, 0]
 
 
 def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
