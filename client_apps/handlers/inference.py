@@ -11,6 +11,7 @@ the rows.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ from client_apps.privacy.proposal_checks import (
     check_named,
     check_protection,
     check_unmatched,
+    rows_of_run,
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
@@ -525,6 +527,32 @@ def leave_hashes(
         except OSError as error:
             raise cannot_write(folder, error) from error
     return hashes
+
+
+def drop_unused_keys(site: Site) -> None:
+    """Remove the row keys of a run's parts of which no prediction was made.
+
+    Nor are those of a run that served of use: its predictions are in no file, and the
+    rows that it has scored are not stored.
+    """
+    if (root := site.state_folder) is None:
+        return
+    folder = row_keys_folder(root, site.store.run)
+    unused = [
+        file
+        for file in folder.glob("part-*.parquet")
+        if SCORED not in rows_of_run(site, int(file.stem.removeprefix("part-")))
+    ]
+
+    def remove() -> None:
+        for file in unused:
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            # others of the run are in use
+            folder.rmdir()
+
+    if unused:
+        site.changes.add(then=remove)
 
 
 def _as_one_array(texts: pa.Array | pa.ChunkedArray) -> pa.Array:

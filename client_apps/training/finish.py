@@ -1,7 +1,6 @@
 """The end of a run at a site: its models are saved, and its state is deleted."""
 
 from dataclasses import dataclass
-from shutil import rmtree
 from typing import Any
 
 from client_apps.data.database import cannot_write
@@ -9,13 +8,14 @@ from client_apps.data.row_effects import EFFECT, FACTOR, KeyNumbers
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.column_names import show_names
 from client_apps.handlers.encoding import fitted_encoder
+from client_apps.handlers.inference import drop_unused_keys
 from client_apps.methods.registry import method_of
 from client_apps.methods.site_method import SiteMethod
 from client_apps.operator.participant import Participant
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.key_rules import takes_effects, takes_factors
 from client_apps.privacy.proposal_checks import contradiction
-from client_apps.rounds.site import PROPOSAL, Site
+from client_apps.rounds.site import Site
 from client_apps.training.bins import binning_of
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.learning.models.local_model import NUMPY_KINDS
@@ -28,7 +28,6 @@ from tp_flower.protocol.inference_messages import (
     FinishRequest,
 )
 from tp_flower.protocol.training_messages import MOST_FACTORS
-from tp_flower.reports.predictions import row_keys_folder
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -69,19 +68,12 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 categories=categories,
                 score_sums=sums,
             )
-    _forget_row_keys(site)
+    drop_unused_keys(site)
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
     site.round.arrays.clear()
     site.round.is_over = True
     return FinishReply(ledger=account, parts=parts)
-
-
-def _forget_row_keys(site: Site) -> None:
-    """Delete the row keys of a run that served: its predictions are in no file."""
-    root = site.state_folder
-    if root is not None and site.store.has(PROPOSAL) and site.terms.is_resident:
-        rmtree(row_keys_folder(root, site.store.run), ignore_errors=True)
 
 
 @dataclass(frozen=True)

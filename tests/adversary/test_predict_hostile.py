@@ -14,7 +14,7 @@ from tests.support.peers import hostile
 from tests.support.peers.hostile import arrays
 from tests.support.peers.hostile_runs import cases, check_all_refused, once
 from tests.support.predicted import predicting, train_store, unlabelled
-from tp_flower.errors import SiteError
+from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.packet import pack_bits
@@ -75,6 +75,22 @@ def test_refused_row_keys(trained):
     _, grid = predict(trained, once("query.extract", hostile.SHOP, changes))
     assert len(grid.answers) == len(changes) == 4
     check_all_refused(grid.answers, "'row-key' must be at most")
+
+
+def test_a_refused_prediction_leaves_no_row_keys_at_the_site(trained):
+    folder, _ = trained
+
+    def kept():
+        return {*folder.glob("*/state/predictions/**/*.parquet")}
+
+    before = kept()
+    rules = f"{hostile.POLICIES['orders']}\nscores-per-rank = 0"
+    with pytest.raises(SettingsError, match="scores-per-rank"):
+        predict(trained, policies={"orders": rules})
+    assert kept() == before
+    predict(trained)
+    # for the owner, who tells by them whom a prediction is of
+    assert len(kept() - before) == 1
 
 
 def proposed_otherwise(*place, value):
