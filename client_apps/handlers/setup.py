@@ -59,8 +59,9 @@ def describe(
     """Reply with the columns, types and row counts of the requested shards.
 
     Only the tables that the query names are opened; the others are listed by name, as
-    are those without a policy, which may not be requested. The reply also carries the
-    site's public key for the run.
+    are those without a policy, which may not be requested. Where an owner approves
+    runs, the description precedes the approval, and has no number of rows and no column
+    without a value. The reply also carries the site's public key for the run.
     """
     for run in site.store.forget_stale():
         # a run that has been idle for so long will not use its reservations
@@ -81,6 +82,8 @@ def describe(
             name: structs.replace(column, merge_texts=name in merging)
             for name, column in schema.texts.items()
         }
+        absent = [name for name in source.absent if name in schema.columns]
+        needs_approval = source.policy.approved_runs is not None
         shards.append(
             setup_messages.ShardDescription(
                 table=source.table,
@@ -91,10 +94,10 @@ def describe(
                     name: drop_enum_values(kind)
                     for name, kind in schema.columns.items()
                 },
-                rows=schema.rows,
-                all_null=list(schema.all_null),
+                rows=None if needs_approval else schema.rows,
+                all_null=absent if needs_approval else list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),
-                absent=[name for name in source.absent if name in schema.columns],
+                absent=absent,
                 texts=texts,
                 unread=schema.unread,
                 ranks=source.policy.asks_ranks,

@@ -99,6 +99,7 @@ def agree(
         unlisted = {name.lower() for shard in shards for name in shard.unlisted}
         schema.unread = unread
         schema.unlisted = frozenset(name for name in schema if name.lower() in unlisted)
+        schema.approves_runs = any(shard.rows is None for shard in shards)
         schema.places = frozenset((shard.node, shard.site) for shard in shards)
         schemas[table] = schema
     return Columns(schemas, agreed)

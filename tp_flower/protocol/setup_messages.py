@@ -52,9 +52,12 @@ class DescribeRequest(Request, frozen=True):
 
 
 class ShardDescription(Body, frozen=True, kw_only=True):
-    """One shard as its site describes it; ``rows`` counts them before any filter.
+    """One shard as its site describes it.
 
     Attributes:
+        rows: their number before any filter; None where a policy has ``approved-runs``,
+            because no run is approved yet when it is described.
+        all_null: columns without a value; for such a policy the ``absent`` alone.
         index: position among the table's shards at the organisation.
         position: position among the shards that the node hosts.
         columns: types by name, for the columns that a policy shows.
@@ -77,7 +80,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     index: f.Count
     position: f.Count
     columns: dict[f.Name, f.Name]
-    rows: f.TableRowCount
+    rows: f.TableRowCount | None
     all_null: list[f.Name]
     unlisted: list[f.Name] = []
     absent: list[f.Name] = []
@@ -113,7 +116,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
             "which formats of days fit all texts of a column, whether their days "
             "differ, and whether texts that differ are equal values; which columns "
             "have no value or are absent, which a policy keeps from features, and why "
-            "some cannot be read",
+            "some cannot be read; where the owner approves runs, no number of rows "
+            "and no column without a value",
             fields=("shards", "tables"),
         ),
     )

@@ -39,12 +39,15 @@ class TableSchema(dict[str, str]):
     """The types of a table's columns, by name.
 
     A star leaves out the ``unlisted``; ``unread`` says why others, by their names in
-    lower case, cannot be read. ``places`` are the nodes and sites of its shards.
+    lower case, cannot be read. ``places`` are the nodes and sites of its shards. The
+    names are not listed in messages if its owner ``approves_runs``: whoever asks for a
+    run reads these.
     """
 
     unlisted: frozenset[str] = frozenset()
     unread: Mapping[str, str] = MappingProxyType({})
     places: frozenset[tuple[int, str]] = frozenset()
+    approves_runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,7 @@ class Scope:
                 self._check_readable([alias], column.name, element)
                 raise QueryError(
                     f"{element}: table {alias!r} has no column {column.name!r}"
-                    f"{closest(column.name, names)}; columns: "
-                    f"{', '.join(names) or 'none (policy)'}"
+                    f"{self._columns_text(alias, column.name)}"
                 )
             return alias
         if column.name.lower() in self.merged:
@@ -98,6 +100,19 @@ class Scope:
             schema = self.schemas.get(alias)
             if schema is not None and column.lower() in schema.unread:
                 raise SchemaError(f"{element}: {schema.unread[column.lower()]}")
+
+    def _columns_text(self, alias: str, column: str) -> str:
+        """Return the end of the message that a table has no such column."""
+        if alias in self._unlisted_aliases:
+            return "; its owner, who approves runs (approved-runs), says which it has"
+        names = self.columns[alias]
+        listed = ", ".join(names) or "none (policy)"
+        return f"{closest(column, names)}; columns: {listed}"
+
+    @property
+    def _unlisted_aliases(self) -> set[str]:
+        """The tables of which messages do not list the columns."""
+        return {alias for alias, s in self.schemas.items() if s.approves_runs}
 
     def tables(self, tree: exp.Expr, element: str) -> list[str]:
         """Return the aliases of the tables in ``tree``, in order of appearance."""
@@ -127,7 +142,9 @@ class Scope:
                 f"{name!r} is a name of the SELECT list, not a column: repeat its "
                 "expression"
             )
-        names = list(dict.fromkeys(chain.from_iterable(self.columns.values())))
+        listed = self.columns.keys() - self._unlisted_aliases
+        columns = (self.columns[alias] for alias in self.columns if alias in listed)
+        names = list(dict.fromkeys(chain.from_iterable(columns)))
         return (
             f"no table has a column {name!r}{closest(name, names)}; "
             f"tables: {', '.join(self.columns)}"

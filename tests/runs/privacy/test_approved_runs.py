@@ -4,6 +4,7 @@ other.
 
 import copy
 import json
+import re
 import tomllib
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy import approval
 from strategies import Explain
+from strategies.run.sites import find_sites
 from tests.support.command_line import invoke, printed_by, refused_by, site_options
-from tests.support.federated import train
+from tests.support.federated import LocalGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.peers.hostile import (
     ORDERS_TEXT,
@@ -20,12 +22,14 @@ from tests.support.peers.hostile import (
     SQL,
     HostileGrid,
     ledger_lines,
+    tables,
 )
 from tests.support.predicted import predicting, unlabelled
-from tp_flower.errors import SiteError
+from tp_flower.errors import QueryError, SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.settings import PrivacySettings
+from tp_flower.protocol.setup_messages import DescribeRequest
+from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.terms.fragment_text import text_digest
 
 CASES = case_table(__file__)
@@ -159,6 +163,38 @@ def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, appr
     with pytest.raises(SiteError, match=match):
         run(tmp_path / "other", [approved], sql=sql, instead=replay, encoders="")
     assert ledger_lines(tmp_path / "other", "shop") == []
+
+
+def test_what_is_described_before_an_approval_counts_no_rows(tmp_path):
+    """Of the same columns, other rows have the same description."""
+
+    def described(folder, rows, approved):
+        frame = tables()["shop"]["orders"].iloc[:rows].assign(note=None)
+        frame.loc[frame.index[3:], "note"] = "by taxi"
+        policies = {"orders": f"columns = ['price', 'note']\n{approved}"}
+        write_site(folder, {"orders": frame}, policies, "shop")
+        with LocalGrid({"shop": folder / "tables.toml"}) as grid:
+            request = DescribeRequest(["orders"])
+            inventory = find_sites(grid, Settings(), request, "5" * 32)
+        (shard,) = inventory.shards
+        return shard
+
+    approvals = "approved-runs = []"
+    few, more = (
+        described(tmp_path / f"approved-{rows}", rows, approvals) for rows in (3, 5)
+    )
+    assert (few.rows, few.all_null) == (None, [])
+    assert few == more
+    open_shard = described(tmp_path / "open", 3, "")
+    assert (open_shard.rows, open_shard.all_null) == (3, ["note"])
+
+
+@pytest.mark.parametrize("column", ["o.pric", "pric"])
+def test_a_query_that_names_no_column_is_told_none(tmp_path, column):
+    sql = SQL.replace("o.price", column)
+    with pytest.raises(QueryError, match=r"no (table has a )?column 'pric'") as raised:
+        run(tmp_path, sql=sql)
+    assert not {"price", "day", "cust"} & {*re.findall(r"\w+", str(raised.value))}
 
 
 def test_a_proposal_is_kept_up_to_its_bound(tmp_path, monkeypatch):
