@@ -191,13 +191,14 @@ def privacy_totals(privacy: blocks.Record) -> blocks.Table:
     )
     # beside a release without noise, one with noise may leave no epsilon
     if not (has_epsilons or any(account.at("mechanism") for account in accounts)):
-        return _releases(accounts)
+        note = " ".join([NOTHING, *blocks.why_no_epsilon(totals)])
+        return _releases(accounts, note)
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
     title = f"Epsilon per {per}, and what is not covered"
     return blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
 
 
-def _releases(accounts: list[blocks.Record]) -> blocks.Table:
+def _releases(accounts: list[blocks.Record], note: str) -> blocks.Table:
     """Return what left the tables of each site, as it is or not."""
     by_place: defaultdict[str, tuple[dict[str, None], dict[str, None]]]
     by_place = defaultdict(lambda: ({}, {}))
@@ -212,7 +213,7 @@ def _releases(accounts: list[blocks.Record]) -> blocks.Table:
     ]
     head = ("table at site", "as it is", "masked, sealed or hashed")
     return blocks.Table(
-        "What left the sites, without noise", head, rows, frozenset(range(3)), NOTHING
+        "What left the sites, without noise", head, rows, frozenset(range(3)), note
     )
 
 

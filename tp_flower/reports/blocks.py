@@ -261,14 +261,19 @@ def epsilon_table(
     columns = [
         Column(name, partial(_epsilon_cell, name)) for name in (FEATURES, *numbered)
     ]
-    reasons = [total.text(FEATURES).partition(": ")[2] for total in totals]
-    notes = [
-        NOTES["none"].format(reason) for reason in dict.fromkeys(filter(None, reasons))
-    ]
+    notes = why_no_epsilon(totals)
     if any(has_epsilon(total, FEATURES) for total in totals):
         notes.append(NOTES[FEATURES])
     notes += [NOTES[name] for name in numbered]
     return tabulate(title, totals, (*before, *columns, *after), " ".join(notes))
+
+
+def why_no_epsilon(totals: Iterable[Record]) -> list[str]:
+    """Return a sentence for each reason why features have no epsilon."""
+    reasons = [total.text(FEATURES).partition(": ")[2] for total in totals]
+    return [
+        NOTES["none"].format(reason) for reason in dict.fromkeys(filter(None, reasons))
+    ]
 
 
 def has_epsilon(total: Record, name: str) -> bool:

@@ -168,6 +168,8 @@ def test_every_message_is_of_a_method_or_a_prediction():
         Action.INSPECT,
         # where a LATERAL sub-query looks back from another site's rows
         Action.CUTOFFS,
+        # where shards have rows of one key, and answer together
+        Action.PARTIALS,
         # where policies let a table be divided
         TRAIN_REGIONS,
         TRAIN_PAIRS,
