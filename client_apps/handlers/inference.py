@@ -33,6 +33,7 @@ from client_apps.privacy.guard import (
     check_rows,
     list_query,
 )
+from client_apps.privacy.keys import own_node
 from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
@@ -44,7 +45,7 @@ from client_apps.privacy.proposal_checks import (
     rows_of_run,
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import PROPOSAL, Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.events import warn_owner
@@ -535,13 +536,17 @@ def drop_unused_keys(site: Site) -> None:
     Nor are those of a run that served of use: its predictions are in no file, and the
     rows that it has scored are not stored.
     """
-    if (root := site.state_folder) is None:
+    root = site.state_folder
+    if root is None or not site.store.has(PROPOSAL):
         return
     folder = row_keys_folder(root, site.store.run)
+    node = own_node(site)
+    # sites of a simulation may have one state folder
     unused = [
         file
-        for file in folder.glob("part-*.parquet")
-        if SCORED not in rows_of_run(site, int(file.stem.removeprefix("part-")))
+        for number, part in site.terms.proposal.parts.items()
+        if part.node == node and SCORED not in rows_of_run(site, number)
+        if (file := folder / f"part-{number}.parquet").exists()
     ]
 
     def remove() -> None:
