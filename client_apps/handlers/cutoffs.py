@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.partials import readers_of
-from client_apps.handlers.setup import admit_part, key_guarantee, read_part
-from client_apps.privacy import guard, ledger_entries
-from client_apps.privacy.keys import take_secrets
-from client_apps.privacy.ledger_entries import note
-from client_apps.privacy.proposal_checks import (
-    agree,
-    check_begins,
-    check_extract,
-    check_proposal,
+from client_apps.handlers.setup import (
+    admit_part,
+    begin_sealing,
+    bind_parts,
+    key_guarantee,
+    read_part,
 )
+from client_apps.privacy import guard, ledger_entries
+from client_apps.privacy.ledger_entries import note
+from client_apps.privacy.proposal_checks import agree
 from client_apps.privacy.sealed_pairs import seal_pairs
 from client_apps.privacy.sealed_partials import seal_keys
-from client_apps.rounds.site import EXTRACTED, REQUEST, Site
+from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray
-from tp_flower.errors import ProposalError, SiteError
+from tp_flower.errors import ProposalError
 from tp_flower.protocol.cutoff_messages import CutoffsReply, CutoffsRequest, SealedPart
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.setup_messages import ExtractPart
@@ -34,16 +34,9 @@ _SEALED = "cutoffs"
 def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
     """Reply with the sealed cutoffs of the parts around LATERAL sub-queries.
 
-    And with the sealed keys of shards that may have rows of one key. Once in a run:
-    two answers of other rows would tell how these differ.
+    And with the sealed keys of shards that may have rows of one key.
     """
-    site.check_once(_SEALED, "another request has already sealed this run's cutoffs")
-    if site.store.has(EXTRACTED) and not site.store.has(_SEALED):
-        raise SiteError("cutoffs are sealed before the rows of a run are extracted")
-    site.keep_proposal(request.proposal, request.public_keys)
-    take_secrets(site, request)
-    check_proposal(site, request)
-    check_begins(site, Action.CUTOFFS)
+    begin_sealing(site, request, _SEALED, "cutoffs", Action.CUTOFFS)
     for body in request.parts.values():
         agree("cutoffs", [], [*body.cutoffs, *body.sealed_keys, *body.sealed_partials])
     taken = _taken(site, request.parts)
@@ -51,11 +44,7 @@ def seal_cutoffs(site: Site, request: CutoffsRequest) -> CutoffsReply:
     told = {*taken, *(earlier & request.parts.keys())}
     if not told:
         raise ProposalError("the run takes no cutoffs of a table of this site")
-    for number, body in site.each(request.parts):
-        check_extract(site, number, body)
-        site.bind(number, body.shard, site.terms.fragments[number])
-    # before any is told: it is two answers in which rows may differ
-    guard.check_selections(site, request.parts)
+    bind_parts(site, request.parts)
     parts = {
         number: SealedPart(
             _seal_pairs(site, number, request.parts, taken.get(number, ())),

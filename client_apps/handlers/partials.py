@@ -1,19 +1,18 @@
 """Partial answers at a site: what a shard's rows add to those of an earlier shard."""
 
 from client_apps.data.run_store import Entry
-from client_apps.handlers.setup import admit_part, key_guarantee
-from client_apps.privacy import guard, ledger_entries
-from client_apps.privacy.keys import take_secrets
-from client_apps.privacy.ledger_entries import note
-from client_apps.privacy.proposal_checks import (
-    check_begins,
-    check_extract,
-    check_proposal,
+from client_apps.handlers.setup import (
+    admit_part,
+    begin_sealing,
+    bind_parts,
+    key_guarantee,
 )
+from client_apps.privacy import guard, ledger_entries
+from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.sealed_pairs import check_sealed
 from client_apps.privacy.sealed_partials import check_sealed_shards, seal_partials
-from client_apps.rounds.site import EXTRACTED, REQUEST, Site
-from tp_flower.errors import ProposalError, SiteError
+from client_apps.rounds.site import REQUEST, Site
+from tp_flower.errors import ProposalError
 from tp_flower.protocol.cutoff_messages import (
     PartialsReply,
     PartialsRequest,
@@ -26,28 +25,14 @@ _SEALED = "partials"
 
 
 def seal_answers(site: Site, request: PartialsRequest) -> PartialsReply:
-    """Reply with the sealed partial answers of parts whose keys an earlier shard has.
-
-    Once in a run: two answers of other rows would tell how these differ.
-    """
-    site.check_once(_SEALED, "another request has already sealed this run's partials")
-    if site.store.has(EXTRACTED) and not site.store.has(_SEALED):
-        raise SiteError(
-            "partial answers are sealed before the rows of a run are extracted"
-        )
-    site.keep_proposal(request.proposal, request.public_keys)
-    take_secrets(site, request)
-    check_proposal(site, request)
-    check_begins(site, Action.PARTIALS)
+    """Reply with the partial answers of parts whose keys an earlier shard has."""
+    begin_sealing(site, request, _SEALED, "partial answers", Action.PARTIALS)
     check_sealed(site, request.parts)
     check_sealed_shards(site, request.parts, with_partials=False)
     later = {overlap.later for overlap in site.terms.overlaps}
     if not later & request.parts.keys():
         raise ProposalError("the run takes no partial answers of a table of this site")
-    for number, body in site.each(request.parts):
-        check_extract(site, number, body)
-        site.bind(number, body.shard, site.terms.fragments[number])
-    guard.check_selections(site, request.parts)
+    bind_parts(site, request.parts)
     parts = {
         number: _seal_part(site, number, request.parts)
         for number, _ in site.each(request.parts)

@@ -24,7 +24,11 @@ from client_apps.privacy.local_labels import (
     magnitude_of,
 )
 from client_apps.privacy.noisy_labels import released_label
-from client_apps.privacy.proposal_checks import check_extract, check_proposal
+from client_apps.privacy.proposal_checks import (
+    check_begins,
+    check_extract,
+    check_proposal,
+)
 from client_apps.privacy.sealed_pairs import check_sealed, open_pairs
 from client_apps.privacy.sealed_partials import check_sealed_shards, merged_answers
 from client_apps.rounds.site import EXTRACTED, REQUEST, Site
@@ -40,6 +44,8 @@ from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.setup_messages import ProposedRun
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import SURVIVAL, Role, spell
@@ -135,6 +141,35 @@ def extract_rows(
             guard.check_noisy_label(site, number, rows)
     site.store.save(EXTRACTED, Entry({}, {REQUEST: site.round.digest}))
     return setup_messages.ExtractReply(parts)
+
+
+def begin_sealing(
+    site: Site, request: ProposedRun, name: str, words: str, action: Action
+) -> None:
+    """Take a request to seal something of the parts' rows, before they are extracted.
+
+    It is answered once in a run: two answers of other rows would tell how these differ.
+    ``name`` is that of what is sealed in the store, ``words`` in messages.
+    """
+    site.check_once(name, f"another request has already sealed this run's {name}")
+    if site.store.has(EXTRACTED) and not site.store.has(name):
+        raise SiteError(f"{words} are sealed before the rows of a run are extracted")
+    site.keep_proposal(request.proposal, request.public_keys)
+    take_secrets(site, request)
+    check_proposal(site, request)
+    check_begins(site, action)
+
+
+def bind_parts(site: Site, bodies: Mapping[int, setup_messages.ExtractPart]) -> None:
+    """Bind the parts of a request as proposed, and check what they select together.
+
+    That comes before anything of them is told: it is two answers in which rows may
+    differ.
+    """
+    for number, body in site.each(bodies):
+        check_extract(site, number, body)
+        site.bind(number, body.shard, site.terms.fragments[number])
+    guard.check_selections(site, bodies)
 
 
 def _extract_part(

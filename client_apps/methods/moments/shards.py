@@ -6,7 +6,7 @@ rows is, or what these weigh.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -236,21 +236,17 @@ class JoinedShard(ABC):
         """Refuse columns whose sums of squares over the join (d,) might wrap around."""
         misfits = np.flatnonzero(~fits(second_moments, bits, len(self.shards)))
         if misfits.size:
-            names = list(dict.fromkeys(map(self._feature_of, misfits.tolist())))
+            features = [_feature_of(self.encoder, n) for n in misfits.tolist()]
+            names = dict.fromkeys(name or "the label" for name in features)
             raise SiteError(
                 f"table {self.table}: the moments of {', '.join(names)} are out of "
-                f"range: {self._scale_advice(names)}"
+                f"range: {self._scale_advice(dict.fromkeys(filter(None, features)))}"
             )
 
-    def _feature_of(self, column: int) -> str:
-        """Return the feature that a column is of; beyond those there is the label."""
-        encoder = self.encoder.encoder
-        return encoder.feature_of(column) if column < encoder.width else "the label"
-
-    def _scale_advice(self, names: Sequence[str]) -> str:
-        """Return what gives the columns of these names a scale."""
-        if described(self.site.terms.settings):
-            ranges = (f"{self.table}.{name}=range(<low>, <high>)" for name in names)
+    def _scale_advice(self, features: Iterable[str]) -> str:
+        """Return what gives the columns of these features, or the label, a scale."""
+        ranges = [f"{self.table}.{name}=range(<low>, <high>)" for name in features]
+        if ranges and described(self.site.terms.settings):
             return f"declare where numbers lie, encoders = '{'; '.join(ranges)}'"
         return "encode numbers as 'standard', or divide the label in the query"
 
@@ -362,10 +358,13 @@ def check_columns(
             odd = columns.odd_rows(rows)
             is_rare = (odd > 0) & (odd < policy.min_count)
             if is_rare.any():
-                name = _name_of(encoder, int(np.argmax(is_rare)))
+                feature = _feature_of(encoder, int(np.argmax(is_rare)))
+                what = "the label, or of a class of it"
+                if feature:
+                    what = f"column {feature!r}"
                 raise PolicyError(
                     f"the table's policy (min-count = {policy.min_count}) refuses: "
-                    f"moments of {name}, which is the same in all but fewer rows; "
+                    f"moments of {what}, which is the same in all but fewer rows; "
                     f"{advice}"
                 )
         is_alone = shards == 1 and policy.min_rows > 1
@@ -377,8 +376,7 @@ def check_columns(
             )
 
 
-def _name_of(encoder: SiteEncoder, column: int) -> str:
-    """Return what a column is of, in words."""
-    if column >= encoder.encoder.width:
-        return "the label, or of a class of it"
-    return f"column {encoder.encoder.feature_of(column)!r}"
+def _feature_of(encoder: SiteEncoder, column: int) -> str:
+    """Return the feature that a column is of; "" of the label's, beyond them."""
+    features = encoder.encoder
+    return features.feature_of(column) if column < features.width else ""
