@@ -169,10 +169,10 @@ def join_problems(problems: Iterable[str]) -> str:
     'no label; no key'
     """
     distinct = list(dict.fromkeys(problems))
-    shown = distinct[:_MOST_PROBLEMS]
-    if others := len(distinct) - len(shown):
-        shown.append(f"and {others} more")
-    return "; ".join(shown)
+    listed = distinct[:_MOST_PROBLEMS]
+    if others := len(distinct) - len(listed):
+        listed.append(f"and {others} more")
+    return "; ".join(listed)
 
 
 def install_hint(extra: str) -> str:

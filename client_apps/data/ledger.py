@@ -620,8 +620,8 @@ def _is_noted(connection: Connection, run: str, name: mechanisms.Name) -> bool:
         f"SELECT 1 FROM ledger WHERE {_RUN_CONDITION} AND event = '{NOTE}' AND "
         f"part = :part AND what = :what AND {_SINCE_FIT}"
     )
-    part, what = name
-    values = {"run": run, "part": part, "what": what}
+    part, kind = name
+    values = {"run": run, "part": part, "what": kind}
     return connection.execute(query, values).fetchone() is not None
 
 

@@ -167,11 +167,11 @@ def told_split(
         hashes = hasher.hash_texts(key.texts)
         subset = split_by_hash(hashes, Shares(terms.test, terms.validation))
         # the last value is that of a missing one
-        told = {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
+        arrays = {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
         if terms.folds:
             folds = folds_by_hash(hashes, terms.folds)
-            told["folds"] = np.append(folds, np.uint8(NO_FOLD))[key.codes]
-        return told
+            arrays["folds"] = np.append(folds, np.uint8(NO_FOLD))[key.codes]
+        return arrays
     times = key.numbers()
     if terms.by == BY_ORDER:
         times = np.unique(times, return_inverse=True)[1].astype(np.float64)

@@ -70,10 +70,10 @@ def start_exactly(part: Participant[Any], columns: int, *, is_exact: bool) -> St
     plan = part.data.plan
     if part.data.update is not Update.LOCAL or plan.is_private:
         return _start(part, columns, is_exact=is_exact)
-    kept = part.data.kept
-    if is_exact not in kept:
-        kept[is_exact] = _start(part, columns, is_exact=is_exact)
-    start: Start = kept[is_exact]
+    cache = part.data.kept
+    if is_exact not in cache:
+        cache[is_exact] = _start(part, columns, is_exact=is_exact)
+    start: Start = cache[is_exact]
     return start
 
 
@@ -112,10 +112,10 @@ def _gram(part: Participant[Any]) -> FloatArray:
     rows = part.data.rows(intercept=part.linear.intercept)
     if part.data.plan.is_private:
         return part.releaser.gram(rows)
-    kept = part.data.kept
-    if GRAM not in kept:
-        kept[GRAM] = part.releaser.gram(rows)
-    matrix: FloatArray = kept[GRAM]
+    cache = part.data.kept
+    if GRAM not in cache:
+        cache[GRAM] = part.releaser.gram(rows)
+    matrix: FloatArray = cache[GRAM]
     return matrix
 
 

@@ -16,8 +16,8 @@ from tp_flower.errors import ModelError
 from tp_flower.export.archive import (
     CARD_FILE,
     FORMAT,
+    JOINT_FILE,
     MODEL_FILE,
-    TREES_FILE,
     VERSION,
     npz_bytes,
 )
@@ -68,7 +68,7 @@ def exported(home: Path, text: str) -> Exported:
     if manifest.trees:
         trees = TreeArrays()
         trees.add(manifest.trees)
-        content[TREES_FILE] = npz_bytes(trees.arrays)
+        content[JOINT_FILE] = npz_bytes(trees.arrays)
     parts = tuple((name, _columns(table, part)) for name, table, part in named)
     return Exported(manifest.model, content, parts)
 

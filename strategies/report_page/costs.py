@@ -205,11 +205,11 @@ def _releases(accounts: list[blocks.Record], note: str) -> blocks.Table:
     for account in accounts:
         scope = account.text("scope")
         is_hidden = scope.startswith(HIDDEN) or SEALED in scope
-        what = account.text("what")
-        by_place[_place(account)][is_hidden][RELEASES.get(what, what)] = None
+        kind = account.text("what")
+        by_place[_place(account)][is_hidden][RELEASES.get(kind, kind)] = None
     rows = [
-        (place, *(", ".join(kinds) or "nothing" for kinds in by_place[place]))
-        for place in sorted(by_place)
+        (holder, *(", ".join(kinds) or "nothing" for kinds in by_place[holder]))
+        for holder in sorted(by_place)
     ]
     head = ("table at site", "as it is", "masked, sealed or hashed")
     return blocks.Table(

@@ -76,17 +76,17 @@ def thresholds(report: Record) -> Blocks:
     rate = points[-1]["precision"]
     rows = _rows_of(report)
     share = _axis("share of the rows taken")
-    found = _axis(f"{name} found")
+    recall_axis = _axis(f"{name} found")
     diagonal = [(0.0, 0.0), (1.0, 1.0)]
 
     def line(across: str, up: str, start: bool) -> Series:
-        drawn = [(point[across], point[up]) for point in points]
-        return Series(rows, [(0.0, 0.0), *drawn] if start else drawn)
+        line_points = [(point[across], point[up]) for point in points]
+        return Series(rows, [(0.0, 0.0), *line_points] if start else line_points)
 
     yield line_figure(
         "ROC curve",
         _axis("false alarms"),
-        found,
+        recall_axis,
         [line("false_alarms", "recall", True), Series("at random", diagonal)],
         NOTES["roc"].format(name),
     )
@@ -102,7 +102,7 @@ def thresholds(report: Record) -> Blocks:
     yield line_figure(
         "Cumulative gains",
         share,
-        found,
+        recall_axis,
         [line("share", "recall", True), Series("at random", diagonal)],
         NOTES["gains"].format(name),
     )

@@ -68,14 +68,14 @@ class RowKeys:
                 + ", ".join(f"keys[{at}]" for at in unknown[:MOST_LISTED])
                 + ("" if len(unknown) <= MOST_LISTED else " and others")
             )
-        found = []
+        rows_of_requests = []
         for number in numbers.tolist():
             rows = self._rows[self._starts[number] : self._starts[number + 1]]
             first = np.searchsorted(self._label_rows, rows, side="left")
             last = np.searchsorted(self._label_rows, rows, side="right")
             spans = [np.arange(*span) for span in zip(first, last, strict=True)]
-            found.append(np.concatenate(spans))
-        return found
+            rows_of_requests.append(np.concatenate(spans))
+        return rows_of_requests
 
     def _numbers_of(self, columns: pa.Table) -> IntArray:
         """Return the number of each of some keys (k,); -1 for one that no row has."""
@@ -83,8 +83,8 @@ class RowKeys:
         for (values, pairs), column in zip(self._levels, columns.columns, strict=True):
             codes = values.get_indexer(column.to_pandas())
             is_known = (numbers >= 0) & (codes >= 0)
-            found = pairs.get_indexer(numbers * len(values) + codes)
-            numbers = np.where(is_known, found, -1)
+            positions = pairs.get_indexer(numbers * len(values) + codes)
+            numbers = np.where(is_known, positions, -1)
         return numbers
 
     def _read(self, keys: Sequence[RowKey]) -> pa.Table:

@@ -175,25 +175,25 @@ class Serve(PredictingStrategy):
         self, batch: Sequence[RowRequest], joined: Joined, keys: RowKeys
     ) -> Generator[Requests, Replies, None]:
         """Answer requests; one that cannot be is told why, the others are answered."""
-        found = list(_find(batch, keys))
-        if not found:
+        answerable = list(_find(batch, keys))
+        if not answerable:
             return
-        every = [rows for _, by_key in found for rows in by_key]
+        every = [rows for _, by_key in answerable for rows in by_key]
         rows = np.unique(np.concatenate(every))
         try:
             predictions = yield from self._predict(rows, joined)
         except UnavailableError:
             raise
         except SiteError as error:
-            for request, _ in found:
+            for request, _ in answerable:
                 request.fail(RefusedError.of(error))
             if isinstance(error, StoppedError):
                 raise
             return
-        for request, by_key in found:
+        for request, by_key in answerable:
             places = (np.searchsorted(rows, positions) for positions in by_key)
             request.answer.set_result(
-                [[predictions[place] for place in at.tolist()] for at in places]
+                [[predictions[position] for position in at.tolist()] for at in places]
             )
 
     def _predict(

@@ -387,10 +387,10 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
         if sealed := extracted.sealed_bytes.get(part.number, 0):
             size = f"{sealed / 1000:.1f} KB"
             fragment = extracted.proposal.parts[part.number].fragment
-            what = "keys and cutoffs"
+            sealed_parts = "keys and cutoffs"
             if (fragment["subquery"] or {}).get("cutoffs"):
-                what = "keys and partial answers"
-            work = f"{work}; it seals its {what} for other sites: {size}"
+                sealed_parts = "keys and partial answers"
+            work = f"{work}; it seals its {sealed_parts} for other sites: {size}"
         sites.setdefault(work, []).append(part.site)
     return tuple(
         f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()

@@ -25,7 +25,7 @@ from tp_flower.files import whole_file
 FORMAT: Final = "tp_flower export"
 VERSION: Final = 1
 MODEL_FILE: Final = "model.json"
-TREES_FILE: Final = "trees.npz"
+JOINT_FILE: Final = "trees.npz"
 CARD_FILE: Final = "MODEL_CARD.md"
 SUFFIX: Final = ".zip"
 RUNNER: Final = "tp_flower.export.runner"

@@ -33,11 +33,11 @@ _LEQ, _EQ, _MEMBER = 0, 4, 6
 _SUM: Final = 1  # of the trees' values
 
 
-def onnx_bytes(facts: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
+def onnx_bytes(part: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> bytes:
     """Return the graph of a part's model.
 
     Args:
-        facts: `part.json`.
+        part: `part.json`.
         arrays: `part.npz`.
 
     Raises:
@@ -45,9 +45,9 @@ def onnx_bytes(facts: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> byte
     """
     graph = _Graph(load_extra("onnx", "ONNX graphs", "onnx"))
     rows = graph.add("Cast", INPUT, to=graph.double)
-    graph.finish(_GRAPHS[facts["model"]](graph, rows, facts, arrays))
-    width = facts["width"] + int(facts["regions"] > 1)
-    return graph.serialised(width, facts["outputs"])
+    graph.finish(_GRAPHS[part["model"]](graph, rows, part, arrays))
+    width = part["width"] + int(part["regions"] > 1)
+    return graph.serialised(width, part["outputs"])
 
 
 class _Graph:
@@ -117,11 +117,11 @@ class _Graph:
 
 
 def _linear(
-    graph: _Graph, rows: str, facts: Mapping[str, Any], arrays: Mapping[str, AnyArray]
+    graph: _Graph, rows: str, part: Mapping[str, Any], arrays: Mapping[str, AnyArray]
 ) -> str:
     weights = arrays["weights"]
-    scores = graph.times(rows, weights[: facts["width"]])
-    if len(weights) > facts["width"]:
+    scores = graph.times(rows, weights[: part["width"]])
+    if len(weights) > part["width"]:
         scores = graph.plus(scores, weights[-1])
     return scores
 
@@ -138,35 +138,35 @@ def _centres(
 
 
 def _network(
-    graph: _Graph, rows: str, facts: Mapping[str, Any], arrays: Mapping[str, AnyArray]
+    graph: _Graph, rows: str, part: Mapping[str, Any], arrays: Mapping[str, AnyArray]
 ) -> str:
     values = rows
-    for layer in range(facts["layers"]):
+    for layer in range(part["layers"]):
         if layer:
             values = graph.add("Relu", values)
         values = graph.times(values, arrays[f"weights{layer}"].T)
         if f"bias{layer}" in arrays:
             values = graph.plus(values, arrays[f"bias{layer}"])
-    return graph.add("Mul", values, graph.number(facts["scale"]))
+    return graph.add("Mul", values, graph.number(part["scale"]))
 
 
-def _boosted(
-    graph: _Graph, rows: str, facts: Mapping[str, Any], arrays: Mapping[str, AnyArray]
+def _trees(
+    graph: _Graph, rows: str, part: Mapping[str, Any], arrays: Mapping[str, AnyArray]
 ) -> str:
     """Add all rounds: their trees are one ensemble, beside the linear models."""
-    outputs = facts["outputs"]
+    outputs = part["outputs"]
     # there may be no round
     first = graph.add("Gather", rows, graph.constant(np.array([0])), axis=1)
     terms = [graph.times(first, np.zeros((1, outputs)))]
     is_missing = graph.add("LessOrEqual", rows, graph.number(MISSING))
     rows = graph.add("Where", is_missing, graph.number(np.nan), rows)
     ensemble = _Ensemble(outputs)
-    for number, each in enumerate(facts["rounds"]):
+    for number, each in enumerate(part["rounds"]):
         if "trees" in each:
             ensemble.add_trees(arrays, each["trees"], each["step"])
             continue
         weights = each["step"] * arrays[f"linear{number}"]
-        if facts["sparse"]:
+        if part["sparse"]:
             terms.append(_sparse_numbers(graph, rows, each["linear"], weights))
         else:
             terms.append(_numbers(graph, rows, each["linear"], weights))
@@ -225,7 +225,7 @@ _GRAPHS: Final = {
     "linear": _linear,
     "centres": _centres,
     "network": _network,
-    "boosted": _boosted,
+    "trees": _trees,
 }
 
 

@@ -76,10 +76,10 @@ def _is_number(encoding: FeatureEncoding) -> TypeGuard[NumberEncoding]:
     )
 
 
-def _text(name: str, is_odd: BoolArray, what: str) -> str:
+def _text(name: str, is_odd: BoolArray, difference: str) -> str:
     return (
         f"column {name!r}: {np.count_nonzero(is_odd):,} of {len(is_odd):,} rows have "
-        f"{what} that its encoder was fitted to"
+        f"{difference} that its encoder was fitted to"
     )
 
 

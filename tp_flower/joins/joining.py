@@ -29,7 +29,7 @@ from tp_flower.joins.mapping import (
 from tp_flower.joins.matching import (
     NULL,
     Codes,
-    KeyNumbers,
+    KeyNumbering,
     Match,
     Sides,
     join_rows,
@@ -82,7 +82,7 @@ def number_keys(keys: Sequence[Sequence[KeyColumn]]) -> Codes:
     """
     none = np.zeros(0, np.int32)
     codes = [np.concatenate(_codes(columns)) for columns in keys]
-    return KeyNumbers([("", none, of_rows) for of_rows in codes]).of_new
+    return KeyNumbering([("", none, of_rows) for of_rows in codes]).of_new
 
 
 def _codes(keys: Sequence[KeyColumn]) -> list[Codes]:

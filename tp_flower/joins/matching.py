@@ -38,7 +38,7 @@ Sides = Sequence[tuple[str, Codes, Codes]]
 Equal codes are equal keys."""
 
 
-class KeyNumbers:
+class KeyNumbering:
     """One number for the keys of several predicates together.
 
     Attributes:
@@ -126,7 +126,7 @@ class Match:
         meets: how many joined rows meet each key, (K + 1,); the last is of NULL.
     """
 
-    keys: KeyNumbers
+    keys: KeyNumbering
     joined: Mapping[str, RowNumbers]
     order: RowNumbers
     sizes: IntArray
@@ -205,7 +205,7 @@ def match_rows(sides: Sides, joined: Mapping[str, RowNumbers]) -> Match:
         sides: of the predicates, one at least.
         joined: rows of the tables before, by joined row, (N,).
     """
-    keys = KeyNumbers(sides)
+    keys = KeyNumbering(sides)
     is_keyed = keys.of_new >= 0
     keyed = np.flatnonzero(is_keyed)
     order = keyed[np.argsort(keys.of_new[keyed], kind="stable")]

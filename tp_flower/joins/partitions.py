@@ -63,8 +63,8 @@ class Partitions:
         mapping = TableMapping(
             {name: TableRows(np.array(of), rows) for name, (of, rows) in tables.items()}
         )
-        own = {name: np.array(values) for name, values in vectors.items()}
-        self._rows[key] = JoinedRows(mapping, own, is_single=is_single)
+        copies = {name: np.array(values) for name, values in vectors.items()}
+        self._rows[key] = JoinedRows(mapping, copies, is_single=is_single)
 
     def drop(self, key: int) -> None:
         """Forget a partition."""

@@ -146,7 +146,7 @@ def joined_rows(
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """A call of all workers that has changed vectors.
 
     Attributes:
@@ -163,9 +163,9 @@ class Entry:
     nbytes: int
 
 
-def needed(entries: Sequence[Entry]) -> list[Entry]:
+def needed(entries: Sequence[JournalEntry]) -> list[JournalEntry]:
     """Return the entries that some vector depends on, as it is after the last one."""
-    kept: list[Entry] = []
+    kept: list[JournalEntry] = []
     names = frozenset[str]().union(*(entry.writes for entry in entries))
     for entry in reversed(entries):
         if entry.writes & names:
@@ -224,7 +224,7 @@ class _Spread:
             if (spans := _divide(table.row_of, table.rows, self._spans))
         }
         self._generations = [-1] * len(self._spans)
-        self._journal: list[Entry] = []
+        self._journal: list[JournalEntry] = []
         # bytes of the vectors that workers have made, by name
         self._made: dict[str, int] = {}
         began = frozenset[str]() if rows.snapshot is None else rows.snapshot.names
@@ -238,7 +238,7 @@ class _Spread:
         args = [(name, part) for part in each]
         made = self._on_all("fill", args)
         self._note(
-            Entry("fill", args, frozenset(), frozenset([name]), values.nbytes),
+            JournalEntry("fill", args, frozenset(), frozenset([name]), values.nbytes),
             {name: sum(made)},
         )
 
@@ -262,7 +262,7 @@ class _Spread:
         if made:
             reads = frozenset[str]().union(*(each.reads for each in runs))
             nbytes = sum(values.nbytes for values in local.values())
-            self._note(Entry("run", args, reads, frozenset(made), nbytes), made)
+            self._note(JournalEntry("run", args, reads, frozenset(made), nbytes), made)
         return [result for each in runs for result in each.results]
 
     def _local(self, local: Mapping[str, AnyArray]) -> list[tuple[Any, ...]]:
@@ -319,13 +319,13 @@ class _Spread:
         parts = self._on_all(
             "entries",
             [
-                (name, rows[place] - span.start)
-                for place, span in zip(places, self._spans, strict=True)
+                (name, rows[position] - span.start)
+                for position, span in zip(places, self._spans, strict=True)
             ],
         )
         taken = np.empty((len(rows), *parts[0].shape[1:]), parts[0].dtype)
-        for place, part in zip(places, parts, strict=True):
-            taken[place] = part
+        for position, part in zip(places, parts, strict=True):
+            taken[position] = part
         return taken
 
     def take_snapshot(self) -> Snapshot | None:
@@ -342,7 +342,7 @@ class _Spread:
             self._journal = []
         return self._snapshot
 
-    def _note(self, entry: Entry, made: Mapping[str, int]) -> None:
+    def _note(self, entry: JournalEntry, made: Mapping[str, int]) -> None:
         """Keep an entry from which partitions can be made again."""
         self._made.update(made)
         self.names |= made.keys()
@@ -353,7 +353,9 @@ class _Spread:
 
     def _on_all(self, method: str, args: Sequence[tuple[object, ...]]) -> list[Any]:
         """Return the results of a call of every worker that has rows."""
-        futures = [self._begin(n, method, own) for n, own in enumerate(args)]
+        futures = [
+            self._begin(n, method, arguments) for n, arguments in enumerate(args)
+        ]
         return [
             self._on_one(n, method, args[n], future) for n, future in enumerate(futures)
         ]
@@ -408,9 +410,9 @@ class _Spread:
         row_of = np.asarray(table.row_of[self._spans[number]])
         if name not in self._divided:
             return row_of, table.rows
-        known = self._divided[name][number]
-        rows = known.stop - known.start
-        numbers = np.where(row_of < 0, NO_ROW, row_of - known.start)
+        span = self._divided[name][number]
+        rows = span.stop - span.start
+        numbers = np.where(row_of < 0, NO_ROW, row_of - span.start)
         return numbers.astype(number_type(rows)), rows
 
 
@@ -429,10 +431,10 @@ def _divide(row_of: RowNumbers, rows: int, spans: Sequence[slice]) -> list[slice
     """
     if len(spans) == 1:
         return []
-    known = [_known(row_of, span) for span in spans]
-    if sum(each.stop - each.start for each in known) > DIVIDED * rows:
+    spans_of_rows = [_known(row_of, span) for span in spans]
+    if sum(each.stop - each.start for each in spans_of_rows) > DIVIDED * rows:
         return []
-    return known
+    return spans_of_rows
 
 
 def _known(row_of: RowNumbers, span: slice) -> slice:

@@ -166,11 +166,11 @@ class KeyFactors:
 class _Side:
     """The pairs from the view of one table: by its keys, the keys of the other."""
 
-    def __init__(self, own: IntArray, other: IntArray, shape: tuple[int, int]) -> None:
+    def __init__(self, keys: IntArray, other: IntArray, shape: tuple[int, int]) -> None:
         self._shape = shape
-        self._order = np.argsort(own, kind="stable")
+        self._order = np.argsort(keys, kind="stable")
         self._other = other[self._order]
-        self._start = np.searchsorted(own[self._order], np.arange(shape[0] + 1))
+        self._start = np.searchsorted(keys[self._order], np.arange(shape[0] + 1))
 
     def masses(self, weights: FloatArray) -> FloatArray:
         """Return the sum of weights by pair (P,) over each key's pairs, (K,)."""

@@ -84,16 +84,16 @@ def shares_by_tenth(
     tenths = _tenths(len(labels))
     groups = [_means(ranked, rows) for rows in tenths]
     sizes = np.array([effective_rows(ranked.weights[rows]) for rows in tenths])
-    found = sizes * [group["actual"] for group in groups]
-    ends = zip(*(end.tolist() for end in wilson_interval(found, sizes)), strict=True)
+    events = sizes * [group["actual"] for group in groups]
+    ends = zip(*(end.tolist() for end in wilson_interval(events, sizes)), strict=True)
     return [
         {**group, "low": low, "high": high}
         for group, (low, high) in zip(groups, ends, strict=True)
     ]
 
 
-def wilson_interval(found: AnyArray, rows: AnyArray) -> tuple[FloatArray, FloatArray]:
-    """Return the interval of 95 % of probabilities: ``found`` of some rows; NaN of 0.
+def wilson_interval(events: AnyArray, rows: AnyArray) -> tuple[FloatArray, FloatArray]:
+    """Return the interval of 95 % of probabilities: ``events`` in some rows; NaN of 0.
 
     Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical
     Inference".
@@ -106,8 +106,8 @@ def wilson_interval(found: AnyArray, rows: AnyArray) -> tuple[FloatArray, FloatA
 
     square = ndtri(0.5 + 0.5 * CONFIDENCE) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        variance = found * (rows - found) / rows
-        centre = (found + square / 2.0) / (rows + square)
+        variance = events * (rows - events) / rows
+        centre = (events + square / 2.0) / (rows + square)
         reach = np.sqrt(square * (variance + square / 4.0)) / (rows + square)
     return np.maximum(centre - reach, 0.0), centre + reach
 
@@ -139,15 +139,15 @@ def threshold_curve(
     if not steps or not 0.0 < labels.sum() < len(labels):
         return []
     of_one = ranked.weights * ranked.labels
-    found = np.cumsum([of_one[rows].sum() for rows in steps])
+    hits = np.cumsum([of_one[rows].sum() for rows in steps])
     taken = np.cumsum([ranked.weights[rows].sum() for rows in steps])
     columns = {
         "rows": np.cumsum([len(rows) for rows in steps]),
         "probability": np.array([_means(ranked, rows)["predicted"] for rows in steps]),
         "share": taken / taken[-1],
-        "recall": found / found[-1],
-        "false_alarms": (taken - found) / (taken[-1] - found[-1]),
-        "precision": found / taken,
+        "recall": hits / hits[-1],
+        "false_alarms": (taken - hits) / (taken[-1] - hits[-1]),
+        "precision": hits / taken,
     }
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in values]

@@ -145,11 +145,11 @@ class ShardUnion:
         fixed = fixed_words(numbers.ravel() / unit, len(self.shards), self.table)
         count = len(fixed) + 1
         # one without training rows is in no sum: its own words alone hide its share
-        place = self.shards.index(self.shard) if self.shard in self.shards else 0
+        position = self.shards.index(self.shard) if self.shard in self.shards else 0
         words = self._words(f"{name} {self.shard}", count)
         before = np.zeros_like(words)
-        if place:
-            before = self._words(f"{name} {self.shards[place - 1]}", count)
+        if position:
+            before = self._words(f"{name} {self.shards[position - 1]}", count)
         masked = fixed.view(np.uint64) + words[:-1] - before[:-1]
         check = self._digest(fixed, name) + int(words[-1]) - int(before[-1])
         return np.append(masked, np.uint64(check % _PRIME))

@@ -63,8 +63,8 @@ def overlaps(proposal: Proposal, settings: Settings) -> tuple[Overlap, ...]:
     return tuple(
         Overlap(earlier, later)
         for numbers in sharing_parts(proposal, settings)
-        for place, earlier in enumerate(numbers)
-        for later in numbers[place + 1 :]
+        for position, earlier in enumerate(numbers)
+        for later in numbers[position + 1 :]
     )
 
 

@@ -14,7 +14,7 @@ from tp_flower.joins import rows as joins
 from tp_flower.joins import spread_rows
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.joins.rows import JoinedRows
-from tp_flower.joins.spread_rows import Entry, SpreadRows, joined_rows, needed
+from tp_flower.joins.spread_rows import JournalEntry, SpreadRows, joined_rows, needed
 from tp_flower.joins.workers import WorkerLostError
 
 ROWS, LOCAL = 41, 9
@@ -203,8 +203,8 @@ def test_a_worker_is_sent_the_rows_of_tables_that_it_knows(monkeypatch):
 
 
 def test_what_no_vector_depends_on_leaves_the_journal():
-    def entry(reads: str, writes: str) -> Entry:
-        return Entry("run", [], frozenset(reads), frozenset(writes), 0)
+    def entry(reads: str, writes: str) -> JournalEntry:
+        return JournalEntry("run", [], frozenset(reads), frozenset(writes), 0)
 
     lost = entry("", "a")
     start, turned = entry("", "a"), entry("ab", "b")

@@ -49,40 +49,40 @@ def main(archive: str, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("inputs", nargs="*", help="ALIAS=FILE, or files of `score`")
     parser.add_argument("--out", default="", help="CSV or Parquet; of `score` npz")
     parser.add_argument("--keep", default="", help="columns of the label's table")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        _run(Model(archive), given)
+        _run(Model(archive), options)
     except (ExportError, duckdb.Error, OSError) as error:
         sys.stderr.write(f"FAILED: {error}\n")
         return 1
     return 0
 
 
-def _run(model: Model, given: argparse.Namespace) -> None:
+def _run(model: Model, options: argparse.Namespace) -> None:
     """Carry out a task of the command line."""
-    if given.task == "show":
+    if options.task == "show":
         sys.stdout.write(f"{show(model)}\n")
         return
-    if not given.out:
-        raise ExportError(f"{given.task} needs --out FILE")
-    keep = [name.strip() for name in given.keep.split(",") if name.strip()]
-    if given.task == "combine":
-        said = {}
-        for file in given.inputs:
+    if not options.out:
+        raise ExportError(f"{options.task} needs --out FILE")
+    keep = [name.strip() for name in options.keep.split(",") if name.strip()]
+    if options.task == "combine":
+        partials = {}
+        for file in options.inputs:
             arrays = read_arrays(Path(file).read_bytes())
-            said[model.name_of(int(arrays.pop("number")))] = arrays
-        write_table(model.combine(said), given.out)
+            partials[model.name_of(int(arrays.pop("number")))] = arrays
+        write_table(model.combine(partials), options.out)
         return
-    tables = dict(map(_named, given.inputs))
-    if given.task == "predict":
-        write_table(model.predict(tables, keep), given.out)
+    tables = dict(map(_named, options.inputs))
+    if options.task == "predict":
+        write_table(model.predict(tables, keep), options.out)
         return
     if len(tables) != 1:
         raise ExportError("score takes one PART=FILE")
     ((name, source),) = tables.items()
-    said_of_part = model.score(name, source, keep)
+    partial = model.score(name, source, keep)
     number = np.array(model.parts[name]["number"])
-    write_arrays({"number": number, **said_of_part}, given.out)
+    write_arrays({"number": number, **partial}, options.out)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -95,8 +95,8 @@ def _cyclic(item: Json, column: Array, _: object) -> Array:
 
 def _time_part(name: str, column: Array) -> tuple[Array, float]:
     """Return a part of times, seconds since 1970, NaN where missing; and its period."""
-    known = np.isfinite(column)
-    seconds = np.floor(np.where(known, column, 0.0)).astype(np.int64)
+    is_known = np.isfinite(column)
+    seconds = np.floor(np.where(is_known, column, 0.0)).astype(np.int64)
     days = seconds // DAY
     dates = days.astype("datetime64[D]")
     month = dates.astype("datetime64[M]")
@@ -109,7 +109,7 @@ def _time_part(name: str, column: Array) -> tuple[Array, float]:
         "day-of-year": ((dates - year).astype(np.int64) + 1, 366.0),
     }
     values, period = parts[name]
-    return np.where(known, values, np.nan), period
+    return np.where(is_known, values, np.nan), period
 
 
 def _vector(_item: Json, column: Array, _: object) -> Array:

@@ -27,12 +27,12 @@ class JoinedParts:
 
     Attributes:
         about: `model.json`.
-        said: by part, arrays of its rows, among them those of its keys.
+        partials: by part, arrays of its rows, among them those of its keys.
     """
 
-    def __init__(self, about: Json, said: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, about: Json, partials: Mapping[str, Mapping[str, Any]]) -> None:
         self.about = about
-        self.said = said
+        self.partials = partials
 
     @cached_property
     def rows(self) -> dict[str, Array]:
@@ -106,8 +106,8 @@ class JoinedParts:
         first, *others = self.parts_of(table)
         return [
             name
-            for name in self.said[first]
-            if all(name in self.said[part] for part in others)
+            for name in self.partials[first]
+            if all(name in self.partials[part] for part in others)
         ]
 
     def stacked(self, table: str, name: str) -> Array:
@@ -115,7 +115,9 @@ class JoinedParts:
 
         Where a shard knows fewer regions, its last one stands for the others.
         """
-        arrays = [np.asarray(self.said[part][name]) for part in self.parts_of(table)]
+        arrays = [
+            np.asarray(self.partials[part][name]) for part in self.parts_of(table)
+        ]
         if name == "regions":
             first = [each["first-region"] for each in self._entries(table)]
             arrays = [a + start for a, start in zip(arrays, first, strict=True)]
@@ -162,8 +164,8 @@ class JoinedParts:
         for name in self.parts_of(part["table"]):
             if name == part["part"]:
                 break
-            start += int(self.said[name]["rows"])
-        count = int(self.said[part["part"]]["rows"])
+            start += int(self.partials[name]["rows"])
+        count = int(self.partials[part["part"]]["rows"])
         wanted = np.zeros((count, part["regions"]), np.bool_)
         rows = self.rows[part["table"]]
         is_own = (rows >= start) & (rows < start + count)
@@ -175,19 +177,19 @@ class JoinedParts:
         return [part for part in self.about["parts"] if part["table"] == table]
 
     def _count(self, table: str) -> int:
-        return sum(int(self.said[name]["rows"]) for name in self.parts_of(table))
+        return sum(int(self.partials[name]["rows"]) for name in self.parts_of(table))
 
     def _key(self, table: str, key: int) -> Array:
         """Return the canonical texts of a table's key, (n,), None for NULL."""
         columns = []
         *others, _ = self.parts_of(table)
         for name in self.parts_of(table):
-            texts = self.said[name][f"key{key}.texts"].astype(object)
+            texts = self.partials[name][f"key{key}.texts"].astype(object)
             if name in others:
                 # the last part has the answer about no rows
                 texts[texts == _NO_ROWS] = None
             with_null = np.append(texts, np.array([None], object))
-            columns.append(with_null[self.said[name][f"key{key}.codes"]])
+            columns.append(with_null[self.partials[name][f"key{key}.codes"]])
         return np.concatenate(columns)
 
 

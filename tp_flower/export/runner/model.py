@@ -60,17 +60,17 @@ class Model:
             for name, part in self.parts.items()
         }
         joined = JoinedParts(self.about, read)
-        said = {}
+        partials = {}
         if divided := self.about["divided"]:
             # scores of other tables read the regions of its rows
             for name in joined.parts_of(divided):
-                said[name] = score_rows(self.parts[name], read[name])
-                read[name] |= {"regions": said[name]["regions"]}
+                partials[name] = score_rows(self.parts[name], read[name])
+                read[name] |= {"regions": partials[name]["regions"]}
         for name, part in self.parts.items():
-            if name not in said:
+            if name not in partials:
                 wanted = joined.wanted(part) if part["regions"] > 1 else None
-                said[name] = score_rows(part, read[name], wanted)
-        combined = JoinedParts(self.about, said)
+                partials[name] = score_rows(part, read[name], wanted)
+        combined = JoinedParts(self.about, partials)
         combined.rows = joined.rows
         return self._combined(combined)
 
@@ -85,10 +85,10 @@ class Model:
         part = self.parts[name]
         return score_rows(part, read_rows(part, source, self._kept(part, keep)))
 
-    def combine(self, said: Mapping[str, Partial]) -> dict[str, Array]:
+    def combine(self, partials: Mapping[str, Partial]) -> dict[str, Array]:
         """Return the predictions of the joined rows from what the parts say."""
-        self._check_names("combine", said)
-        return self._combined(JoinedParts(self.about, said))
+        self._check_names("combine", partials)
+        return self._combined(JoinedParts(self.about, partials))
 
     def _combined(self, joined: JoinedParts) -> dict[str, Array]:
         """Return the predictions of joined rows."""
@@ -104,18 +104,18 @@ class Model:
         names = joined.names_of(label_table)
         if "offset" in names:
             scores = scores + joined.gather(label_table, "offset")[:, None]
-        kept = {
+        of_keep = {
             name.removeprefix(KEPT): joined.gather(label_table, name)
             for name in names
             if name.startswith(KEPT)
         }
         predicted = predictions(about, joined.rows[label_table], scores)
-        if clash := sorted(kept.keys() & predicted.keys()):
+        if clash := sorted(of_keep.keys() & predicted.keys()):
             raise ExportError(
                 f"{clash[0]!r} is the name of a column of predictions: give it another "
                 "one in SQL, such as (SELECT row AS number, * FROM 'orders.csv')"
             )
-        return kept | predicted
+        return of_keep | predicted
 
     def name_of(self, number: int) -> str:
         """Return the name of the part of a number."""
@@ -140,17 +140,17 @@ class Model:
         label_table = self.about.get("label-table", part["table"])
         return keep if part["table"] == label_table else ()
 
-    def _check_names(self, task: str, given: Mapping[str, Any]) -> None:
+    def _check_names(self, task: str, parts: Mapping[str, Any]) -> None:
         if not self.about:
             raise ExportError(
                 "the archive has parts of tables alone, and no model.json: score their "
                 f"rows here, and {task} by the archive of whoever trained the model"
             )
         names = [part["part"] for part in self.about["parts"]]
-        if sorted(names) != sorted(given):
+        if sorted(names) != sorted(parts):
             raise ExportError(
                 f"{task} takes the parts {', '.join(names)}, and was given "
-                f"{', '.join(given) or 'none'}"
+                f"{', '.join(parts) or 'none'}"
             )
         absent = [name for name in names if name not in self.parts]
         if task == "predict" and absent:

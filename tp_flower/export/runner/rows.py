@@ -34,12 +34,18 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
         ExportError: columns are missing, or values do not fit the type of the training.
     """
     select = part["select"]
-    kept = [(f"keep{number}", quote_name(name)) for number, name in enumerate(keep)]
-    inner = [["1", "nothing"], *select["inner"], *([sql, name] for name, sql in kept)]
+    kept_columns = [
+        (f"keep{number}", quote_name(name)) for number, name in enumerate(keep)
+    ]
+    inner = [
+        ["1", "nothing"],
+        *select["inner"],
+        *([sql, name] for name, sql in kept_columns),
+    ]
     outer = [
         ["nothing", "nothing"],
         *select["outer"],
-        *([name, name] for name, _ in kept),
+        *([name, name] for name, _ in kept_columns),
     ]
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -51,20 +57,20 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
             outer = [["1", "nothing"], *empty["outer"]]
             # the last row, whose key is of no rows
             sql += f" UNION ALL BY NAME SELECT {_items(outer)} FROM ({values})"
-        found = connection.execute(sql).fetchnumpy()
-    rows: Json = {"rows": np.array(len(found["nothing"]))}
+        columns = connection.execute(sql).fetchnumpy()
+    rows: Json = {"rows": np.array(len(columns["nothing"]))}
     rows["features"] = {
-        name: _column(name, found[column], kind, length)
+        name: _column(name, columns[column], kind, length)
         for name, column, kind, length in select["features"]
     }
     for number, column in enumerate(select["keys"]):
-        codes, texts = _texts(found[column])
+        codes, texts = _texts(columns[column])
         rows[f"key{number}.codes"] = codes
         rows[f"key{number}.texts"] = texts
     if select["offset"]:
-        rows["offset"] = found[select["offset"]]
-    for (column, _), name in zip(kept, keep, strict=True):
-        rows[f"keep.{name}"] = _plain(found[column])
+        rows["offset"] = columns[select["offset"]]
+    for (column, _), name in zip(kept_columns, keep, strict=True):
+        rows[f"keep.{name}"] = _plain(columns[column])
     return rows
 
 

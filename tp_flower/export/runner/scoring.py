@@ -35,27 +35,27 @@ def score_rows(part: Json, rows: Json, wanted: Array | None = None) -> Partial:
     """
     n = int(rows["rows"])
     arrays = part["arrays"]
-    said = {name: rows[name] for name in rows if name != "features"}
-    said["scores"] = np.zeros((n, part["regions"], part["outputs"]))
+    partial = {name: rows[name] for name in rows if name != "features"}
+    partial["scores"] = np.zeros((n, part["regions"], part["outputs"]))
     if part["divides"]:
-        said["regions"] = np.zeros(n, np.int64)
+        partial["regions"] = np.zeros(n, np.int64)
     if part["bins"]:
-        said["bins"] = np.full((n, len(part["bins"])), NO_BIN, np.uint8)
+        partial["bins"] = np.full((n, len(part["bins"])), NO_BIN, np.uint8)
     encoded = encode(part, rows["features"])
     size = max(BLOCK_VALUES // max(part["width"], 1), 1)
     for start in range(0, n, size):
         block = np.arange(start, min(start + size, n))
         features = block_of(encoded, part, block)
         of_block = None if wanted is None else wanted[block]
-        said["scores"][block] = _scores(part, features, of_block)
+        partial["scores"][block] = _scores(part, features, of_block)
         if part["divides"]:
-            said["regions"][block] = regions_of(arrays, features)
+            partial["regions"][block] = regions_of(arrays, features)
         if part["bins"]:
-            said["bins"][block] = bins_of(part["bins"], arrays, features)
-    said["scores"] += by_key(part, rows, "effect")[:, None, :]
+            partial["bins"][block] = bins_of(part["bins"], arrays, features)
+    partial["scores"] += by_key(part, rows, "effect")[:, None, :]
     if "factor-keys" in arrays:
-        said["factors"] = by_key(part, rows, "factor")
-    return said
+        partial["factors"] = by_key(part, rows, "factor")
+    return partial
 
 
 def _scores(part: Json, features: Array, wanted: Array | None) -> Array:
@@ -128,7 +128,7 @@ def _network(part: Json, features: Array, _: Region) -> Array:
     return scaled
 
 
-def _boosted(part: Json, features: Array, region: Region) -> Array:
+def _trees(part: Json, features: Array, region: Region) -> Array:
     """Return the sum of the rounds, each times its step: trees, or a linear model."""
     rows = np.where(features <= MISSING, np.float32(np.nan), features)
     if region is not None:
@@ -153,7 +153,7 @@ MODELS: Final[Mapping[str, Callable[[Json, Array, Region], Array]]] = {
     "linear": _linear,
     "centres": _centres,
     "network": _network,
-    "boosted": _boosted,
+    "trees": _trees,
 }
 """Each returns the scores (b, w) of a block of encoded rows (b, d)."""
 

@@ -79,8 +79,8 @@ def _is_in_set(trees: Arrays, number: int, values: Array) -> Array:
     start, stop = trees["tree.set-start"][number : number + 2]
     words = trees["tree.set-words"][start:stop].astype("<u4")
     members = np.unpackbits(words.view(np.uint8), bitorder="little").astype(np.bool_)
-    known = (values >= 0) & (values < len(members))
-    in_set: Array = members[np.where(known, values, 0).astype(np.int64)] & known
+    is_code = (values >= 0) & (values < len(members))
+    in_set: Array = members[np.where(is_code, values, 0).astype(np.int64)] & is_code
     return in_set
 
 

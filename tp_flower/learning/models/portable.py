@@ -83,9 +83,9 @@ def _network(spec: ModelSpec, width: int, parameters: AnyArray) -> Portable:
             arrays[f"bias{layer}"], left = np.split(left, [outputs])
     if len(left):
         raise ModelError("a network has other parameters than its layers take")
-    facts = {
+    structure = {
         "model": "network",
         "layers": len(widths) - 1,
         "scale": spec.output_scale,
     }
-    return Portable(facts, arrays)
+    return Portable(structure, arrays)

@@ -43,7 +43,7 @@ def portable_forest(spec: ModelSpec, width: int, parameters: AnyArray) -> Portab
         # one more for rows in none, and in regions that nothing names
         regions = max(most_region, trees.most_category(width)) + 2
     return Portable(
-        {"model": "boosted", "rounds": rounds},
+        {"model": "trees", "rounds": rounds},
         arrays | trees.arrays,
         regions,
         divides=forest.regions is not None,

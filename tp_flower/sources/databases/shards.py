@@ -114,10 +114,10 @@ class DatabaseTable:
             for column in (quote(name, "postgresql") for name in times)
         )
         with suppress(SourceError):
-            found = self.session.one_row(
+            has_rows = self.session.one_row(
                 f"SELECT {items} FROM {_relation(self.session)}"
             )
-            return next(compress(times, found), "")
+            return next(compress(times, has_rows), "")
         return ""
 
     def show(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> None:
