@@ -9,6 +9,7 @@ out. Labels, weights and offsets leave and are covered as in training.
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -259,8 +260,9 @@ class PredictingStrategy(ModelStrategy):
         if offset is not None:
             scores = scores + offset[:, None]
         scored = prediction_files.Scored(joined.label_rows, scores, joined.is_partial)
-        names = row_names(joined.extracted, scored.rows)
-        return prediction_files.prediction_table(names, scored, self.response)
+        return prediction_files.prediction_table(
+            partial(row_names, joined.extracted), scored, self.response
+        )
 
     def _read_response(self) -> Response:
         """Return the meaning of the scores, at the times that the run asks for."""
@@ -302,7 +304,7 @@ def row_names(extracted: Extracted, rows: IntArray) -> pa.Array:
     """
     hashes = extracted.row_hashes
     if hashes is None:
-        return pa.array(rows)
+        return pa.array(rows, pa.int64())
     return hex_texts(hashes[rows])
 
 

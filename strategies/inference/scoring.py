@@ -32,7 +32,7 @@ from tp_flower.errors import SettingsError
 from tp_flower.features.bins import BinArray
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, RowLimits, build_mapping
-from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.mapping import TableMapping, number_type
 from tp_flower.joins.pairs import NO_REGION, TablePairs, pair_rows
 from tp_flower.joins.rows import Vectors
 from tp_flower.joins.spread_rows import joined_rows
@@ -85,7 +85,7 @@ class Joined:
     def label_rows(self) -> IntArray:
         """(N,), the row of the label table behind each joined row."""
         rows = self.mapping.tables[self.bound.label_table]
-        return rows.expand(np.arange(rows.rows))
+        return rows.expand(np.arange(rows.rows, dtype=number_type(rows.rows)))
 
     @property
     def offset(self) -> FloatArray | None:
@@ -180,15 +180,15 @@ def score(
         },
     )
     replies = yield ask(request, parts)
-    products = _products(joined, manifest, masks, replies)
     scored = joined
     if pairs:
         mapping = TableMapping({table: each.train for table, each in pairs.items()})
         scored = replace(joined, mapping=mapping)
     local = _gather(scored, replies, pairs, masks, head.width, masking)
     scores = _combine_tables(scored, manifest, start, local, masking)
+    scores = _add_trees(scores, joined, manifest, replies, masks)
     # products were fitted to what tables and trees leave: no share of them counts
-    return _add_trees(scores, joined, manifest, replies, masks) + products
+    return _add_products(scores, joined, manifest, replies, masks)
 
 
 def _places(
@@ -364,15 +364,16 @@ def _combine_tables(
     return rows.whole(SCORES)
 
 
-def _products(
+def _add_products(
+    scores: FloatArray,
     joined: Joined,
     manifest: Manifest,
-    masks: Mapping[int, BoolArray],
     replies: Replies,
+    masks: Mapping[int, BoolArray],
 ) -> FloatArray:
-    """Return the products of two tables' factors, (N, 1); 0 where the model has none.
+    """Return scores (N, 1) with the products of two tables' factors, if it has any.
 
-    It is 0 where a joined row lacks a row of either table, too.
+    A product is 0 where a joined row lacks a row of either table.
     """
     factors = {}
     for table in manifest.multiplied:
@@ -382,11 +383,12 @@ def _products(
             shape = (len(places), width)
             factors[name][places] = array_of(replies, part, "factors", shape)
     if not factors:
-        return np.zeros(1)
+        return scores
     rows = joined_rows(joined.mapping, workers=joined.workers)
     rows.fill(SCORES, np.zeros(1))
     add_products(rows, factors)
-    return rows.whole(SCORES)
+    total: FloatArray = scores + rows.whole(SCORES)
+    return total
 
 
 def _cover(

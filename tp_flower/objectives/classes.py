@@ -17,6 +17,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, class_counts, effective_rows, mean
 from tp_flower.objectives.comparison import (
+    RankedRows,
     calibration,
     confusion,
     shares_by_tenth,
@@ -68,11 +69,12 @@ class ClassResponse(Response):
         scores = predicted[:, None]
         probabilities = self.probabilities(scores)[:, -1]
         brier = float(mean((probabilities - actual) ** 2, weights))
+        ranked = RankedRows.of(probabilities, actual, weights)
         return {
             "confusion": confusion(self.classes, self.predict(scores), actual),
-            "deciles": shares_by_tenth(probabilities, actual, weights),
+            "deciles": shares_by_tenth(ranked),
             "calibration": {"brier": brier, **calibration(predicted, actual, weights)},
-            "curve": threshold_curve(probabilities, actual, weights),
+            "curve": threshold_curve(ranked),
         }
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import AnyArray, FloatArray, IntArray, effective_rows, mean
+from tp_flower.arrays import AnyArray, FloatArray, effective_rows, mean
 
 MOST_CLASSES: Final = 15  # of a confusion matrix; the rarest are one
 OTHERS: Final = "(other)"
@@ -59,31 +59,78 @@ def confusion(
     return table
 
 
-def means_by_tenth(
-    predicted: FloatArray, labels: FloatArray, weights: FloatArray | None = None
-) -> list[dict[str, float]]:
+@dataclass(frozen=True)
+class RankedRows:
+    """Rows by rising prediction, (N,) each; rows of equal predictions are alike."""
+
+    predicted: FloatArray
+    labels: FloatArray
+    weights: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        predicted: FloatArray,
+        labels: FloatArray,
+        weights: FloatArray | None = None,
+    ) -> "RankedRows":
+        """Put rows in order, and give those of equal predictions their means."""
+        weights = np.ones(len(labels)) if weights is None else weights
+        order = np.argsort(predicted)
+        predicted, labels, weights = predicted[order], labels[order], weights[order]
+        is_first = np.append(True, predicted[1:] > predicted[:-1])[: len(labels)]
+        starts = np.flatnonzero(is_first)
+        if 0 < len(starts) < len(labels):
+            run = np.cumsum(is_first) - 1
+            sums = np.add.reduceat(weights, starts)
+            labels = (np.add.reduceat(weights * labels, starts) / sums)[run]
+            weights = (sums / np.bincount(run))[run]
+        return cls(predicted, labels, weights)
+
+    def means(self, rows: slice) -> dict[str, float]:
+        """Return how many some rows are, and their mean prediction and label."""
+        weights = self.weights[rows]
+        return {
+            "rows": rows.stop - rows.start,
+            "predicted": float(mean(self.predicted[rows], weights)),
+            "actual": float(mean(self.labels[rows], weights)),
+        }
+
+    @property
+    def tenths(self) -> list[slice]:
+        """The positions of each tenth, or larger part, of the rows."""
+        rows = len(self.labels)
+        return _divide(slice(0, rows), min(TENTHS, rows // LEAST_GROUP))
+
+
+def _divide(rows: slice, parts: int) -> list[slice]:
+    """Return so many spans of some rows, of sizes that differ by one at most."""
+    sizes = np.arange(parts) < (rows.stop - rows.start) % max(parts, 1)
+    sizes = sizes + (rows.stop - rows.start) // max(parts, 1)
+    ends = (rows.start + np.cumsum(sizes)).tolist()
+    return [
+        slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)
+    ]
+
+
+def means_by_tenth(ranked: RankedRows) -> list[dict[str, float]]:
     """Return the mean prediction and label of each tenth of the rows, by prediction.
 
     A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few
     rows there are fewer groups, or none. Rows of equal predictions count alike,
     whatever their order.
     """
-    ranked = _in_order(predicted, labels, weights)
-    return [_means(ranked, rows) for rows in _tenths(len(labels))]
+    return [ranked.means(rows) for rows in ranked.tenths]
 
 
-def shares_by_tenth(
-    probabilities: FloatArray, labels: FloatArray, weights: FloatArray | None = None
-) -> list[dict[str, float]]:
+def shares_by_tenth(ranked: RankedRows) -> list[dict[str, float]]:
     """Return :func:`means_by_tenth` of labels 0 or 1, each with an interval of 95 %.
 
     ``low`` and ``high`` are Wilson's, of rows that are independent; weighted rows are
     as many as their effective sample size (Kish).
     """
-    ranked = _in_order(probabilities, labels, weights)
-    tenths = _tenths(len(labels))
-    groups = [_means(ranked, rows) for rows in tenths]
-    sizes = np.array([effective_rows(ranked.weights[rows]) for rows in tenths])
+    groups = means_by_tenth(ranked)
+    sizes = np.array([effective_rows(ranked.weights[rows]) for rows in ranked.tenths])
     events = sizes * [group["actual"] for group in groups]
     ends = zip(*(end.tolist() for end in wilson_interval(events, sizes)), strict=True)
     return [
@@ -112,9 +159,7 @@ def wilson_interval(events: AnyArray, rows: AnyArray) -> tuple[FloatArray, Float
     return np.maximum(centre - reach, 0.0), centre + reach
 
 
-def threshold_curve(
-    probabilities: FloatArray, labels: FloatArray, weights: FloatArray | None = None
-) -> list[dict[str, float]]:
+def threshold_curve(ranked: RankedRows) -> list[dict[str, float]]:
     """Return what is found if only the rows above a threshold are taken.
 
     Labels are 0 or 1. An entry for each of at most 50 thresholds, the highest first:
@@ -130,20 +175,19 @@ def threshold_curve(
     them: the point is on the line between those before and after them. It is [] if one
     label is missing.
     """
-    ranked = _in_order(probabilities, labels, weights)
     steps = [
         rows
-        for tenth in _tenths(len(labels))
-        for rows in np.array_split(tenth, _steps_in(len(tenth)))
+        for tenth in ranked.tenths
+        for rows in _divide(tenth, _steps_in(tenth.stop - tenth.start))
     ][::-1]
-    if not steps or not 0.0 < labels.sum() < len(labels):
+    if not steps or not ranked.labels.max() > 0.0 or not ranked.labels.min() < 1.0:
         return []
     of_one = ranked.weights * ranked.labels
     hits = np.cumsum([of_one[rows].sum() for rows in steps])
     taken = np.cumsum([ranked.weights[rows].sum() for rows in steps])
     columns = {
-        "rows": np.cumsum([len(rows) for rows in steps]),
-        "probability": np.array([_means(ranked, rows)["predicted"] for rows in steps]),
+        "rows": np.cumsum([rows.stop - rows.start for rows in steps]),
+        "probability": np.array([ranked.means(rows)["predicted"] for rows in steps]),
         "share": taken / taken[-1],
         "recall": hits / hits[-1],
         "false_alarms": (taken - hits) / (taken[-1] - hits[-1]),
@@ -153,50 +197,9 @@ def threshold_curve(
     return [dict(zip(columns, row, strict=True)) for row in values]
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """Rows by rising prediction, (N,) each; rows of equal predictions are alike."""
-
-    predicted: FloatArray
-    labels: FloatArray
-    weights: FloatArray
-
-
-def _in_order(
-    predicted: FloatArray, labels: FloatArray, weights: FloatArray | None
-) -> _Ranked:
-    """Return the rows in order, those of equal predictions with their means."""
-    weights = np.ones(len(labels)) if weights is None else weights
-    order = np.argsort(predicted, kind="stable")
-    predicted, labels, weights = predicted[order], labels[order], weights[order]
-    is_first = np.append(True, predicted[1:] > predicted[:-1])[: len(labels)]
-    starts = np.flatnonzero(is_first)
-    if 0 < len(starts) < len(labels):
-        run = np.cumsum(is_first) - 1
-        sums = np.add.reduceat(weights, starts)
-        labels = (np.add.reduceat(weights * labels, starts) / sums)[run]
-        weights = (sums / np.bincount(run))[run]
-    return _Ranked(predicted, labels, weights)
-
-
-def _tenths(rows: int) -> list[IntArray]:
-    """Return the positions of each tenth, or larger part, of some rows."""
-    groups = min(TENTHS, rows // LEAST_GROUP)
-    return np.array_split(np.arange(rows), groups) if groups else []
-
-
 def _steps_in(rows: int) -> int:
     """Return into how many steps a tenth of so many rows is divided."""
     return min(STEPS_OF_TENTH, rows // LEAST_GROUP)
-
-
-def _means(ranked: _Ranked, rows: IntArray) -> dict[str, float]:
-    weights = ranked.weights[rows]
-    return {
-        "rows": len(rows),
-        "predicted": float(mean(ranked.predicted[rows], weights)),
-        "actual": float(mean(ranked.labels[rows], weights)),
-    }
 
 
 def calibration(

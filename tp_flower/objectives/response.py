@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from tp_flower.arrays import FloatArray
-from tp_flower.objectives.comparison import means_by_tenth
+from tp_flower.objectives.comparison import RankedRows, means_by_tenth
 
 IDENTITY: Final = "identity"
 EXPONENTIAL: Final = "exponential"
@@ -105,4 +105,4 @@ class NumberResponse(Response):
         self, predicted: FloatArray, actual: FloatArray, weights: FloatArray | None
     ) -> dict[str, object]:
         """Return the mean prediction and label by tenth of the rows, as `deciles`."""
-        return {"deciles": means_by_tenth(predicted, actual, weights)}
+        return {"deciles": means_by_tenth(RankedRows.of(predicted, actual, weights))}

@@ -6,7 +6,7 @@ row's joined rows (``occurrence``): a many-to-many join makes several.
 docs/how-to/predict.md lists the columns of the file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray, blocks
 from tp_flower.files import whole_file
 from tp_flower.objectives import Response
 from tp_flower.objectives.kmeans import DISTANCE
@@ -34,6 +34,8 @@ RESERVED: Final = frozenset(
 )
 """Names that no column of a row key can have."""
 _RUN_DIGITS: Final = 8
+TABLE_ROWS: Final = 1 << 20
+"""Joined rows whose predictions are made at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Scored:
     rows: IntArray
     scores: FloatArray
     is_partial: BoolArray
+
+    def occurrences(self, block: slice) -> IntArray:
+        """Return the numbers of a block's rows among the joined rows of each."""
+        rows = self.rows[block]
+        numbers = occurrences(rows)
+        first = np.searchsorted(self.rows, rows[:1])
+        numbers[rows == rows[:1]] += block.start - first
+        return numbers
 
 
 def class_values(response: Response) -> pa.Array:
@@ -70,23 +80,51 @@ def occurrences(rows: IntArray) -> IntArray:
     )
 
 
-def prediction_table(names: pa.Array, scored: Scored, response: Response) -> pa.Table:
-    """Return the predictions of joined rows, which ``names`` (N,) name."""
-    columns = {ROW_HASH: names, OCCURRENCE: pa.array(occurrences(scored.rows))}
+def prediction_table(
+    name_rows: Callable[[IntArray], pa.Array], scored: Scored, response: Response
+) -> pa.Table:
+    """Return the predictions of joined rows.
+
+    They are made block by block: what is needed on the way would take as much memory
+    as the predictions.
+
+    Args:
+        name_rows: returns the names (k,) of some rows of the label table (k,).
+        scored: the joined rows (N,).
+        response: the meaning of their scores.
+    """
+    spans = list(blocks(len(scored.rows), TABLE_ROWS)) or [slice(0, 0)]
+    return pa.concat_tables(
+        _predictions(name_rows, scored, response, span) for span in spans
+    )
+
+
+def _predictions(
+    name_rows: Callable[[IntArray], pa.Array],
+    scored: Scored,
+    response: Response,
+    block: slice,
+) -> pa.Table:
+    """Return the predictions of a block of joined rows."""
+    scores = scored.scores[block]
+    columns = {
+        ROW_HASH: name_rows(scored.rows[block]),
+        OCCURRENCE: pa.array(scored.occurrences(block)),
+    }
     for k in range(response.outputs):
         name = _SCORE
         if response.outputs > 1:
             name = f"{_SCORE}.{response.classes[k]}"
-        columns[name] = pa.array(scored.scores[:, k])
-    predicted = response.predict(scored.scores)
+        columns[name] = pa.array(scores[:, k])
+    predicted = response.predict(scores)
     if response.classes:
         codes = pa.array(predicted.astype(np.int64))
         columns[_PREDICTION] = class_values(response).take(codes)
     else:
         columns[_PREDICTION] = pa.array(predicted)
-    details = response.details(scored.scores)
+    details = response.details(scores)
     columns |= {name: pa.array(values) for name, values in details.items()}
-    columns[_PARTIAL] = pa.array(scored.is_partial)
+    columns[_PARTIAL] = pa.array(scored.is_partial[block])
     return pa.table(columns)
 
 

@@ -36,6 +36,7 @@ from tp_flower.errors import (
 from tp_flower.features.columns import NumericColumn
 from tp_flower.objectives import response_of
 from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.reports import predictions
 from tp_flower.reports.predictions import class_values
 from tp_flower.settings import PrivacySettings
 
@@ -160,7 +161,9 @@ def test_scores_in_the_clear_that_a_message_cannot_carry_are_refused_alike(score
         check_range(np.array([[1.0], [score]]), None)
 
 
-def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
+def test_predictions_of_a_regression_and_of_rows_joined_several_times(
+    squared, monkeypatch
+):
     table = squared.table(STORE, UNLABELLED)
     assert table["prediction"].equals(table["score"])
     names = ["row_key", "occurrence", "score", "prediction", "is_partial"]
@@ -170,6 +173,9 @@ def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     assert frame["occurrence"].max() == 2
     weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
     assert squared.table(STORE, weighted).equals(table)
+    # blocks part the rows of one row of the label table
+    monkeypatch.setattr(predictions, "TABLE_ROWS", 7)
+    assert squared.table(STORE, UNLABELLED).equals(table)
 
 
 @pytest.mark.parametrize(

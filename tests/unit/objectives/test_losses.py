@@ -21,7 +21,7 @@ from tp_flower.objectives import (
     make_objective,
     names_of_losses,
 )
-from tp_flower.objectives.comparison import means_by_tenth
+from tp_flower.objectives.comparison import RankedRows, means_by_tenth
 from tp_flower.objectives.metrics import auc
 from tp_flower.privacy.label_mechanisms import LabelPlan
 from tp_flower.randomness import NoiseSource
@@ -410,7 +410,7 @@ def test_noise_of_another_kind_is_refused():
 @pytest.mark.parametrize(("rows", "groups"), [(9, 0), (25, 2), (400, 10)])
 def test_no_mean_of_a_tenth_is_of_few_rows(rows, groups):
     labels = np.arange(float(rows))
-    means = means_by_tenth(labels, labels)
+    means = means_by_tenth(RankedRows.of(labels, labels))
     assert len(means) == groups
     assert all(each["rows"] >= 10 for each in means)
     assert all(each["predicted"] == each["actual"] for each in means)

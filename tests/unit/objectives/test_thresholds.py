@@ -15,6 +15,7 @@ from tests.support.reference.families import Family
 from tp_flower.errors import ModelError
 from tp_flower.objectives.comparison import (
     LEAST_GROUP,
+    RankedRows,
     means_by_tenth,
     shares_by_tenth,
     threshold_curve,
@@ -39,7 +40,7 @@ def problem(rows, decimals, is_weighted, seed=1):
 @pytest.mark.parametrize("rows", [43, 700])
 def test_a_curve_is_scikit_learns_at_its_points(rows, decimals, is_weighted):
     probabilities, labels, weights = problem(rows, decimals, is_weighted)
-    points = threshold_curve(probabilities, labels, weights)
+    points = threshold_curve(RankedRows.of(probabilities, labels, weights))
     assert 4 <= len(points) <= MOST_THRESHOLDS
     curve = {name: np.array([point[name] for point in points]) for name in points[0]}
     false_alarms, recall, levels = known.roc_curve(
@@ -70,12 +71,12 @@ def test_a_curve_is_scikit_learns_at_its_points(rows, decimals, is_weighted):
 def test_steps_divide_tenths_and_are_of_no_few_rows(rows, decimals, seed):
     """So that a curve beside the tenths tells no more of few rows than either."""
     probabilities, labels, weights = problem(rows, decimals, seed % 2, seed)
-    points = threshold_curve(probabilities, labels, weights)
+    points = threshold_curve(RankedRows.of(probabilities, labels, weights))
     has_both = 0 < labels.sum() < rows
     assert bool(points) == (has_both and rows >= LEAST_GROUP)
     steps = np.diff([0, *(point["rows"] for point in points)])
     assert steps.min(initial=LEAST_GROUP) >= LEAST_GROUP
-    tenths = shares_by_tenth(probabilities, labels, weights)[::-1]
+    tenths = shares_by_tenth(RankedRows.of(probabilities, labels, weights))[::-1]
     ends = np.cumsum([tenth["rows"] for tenth in tenths])
     if points:
         assert {*ends.tolist()} <= {point["rows"] for point in points}
@@ -91,23 +92,31 @@ def test_rows_of_equal_predictions_count_alike_in_any_order():
     again = default_rng(0).permutation(200)
     moved = [column[again] for column in values]
     for measure in (means_by_tenth, shares_by_tenth, threshold_curve):
-        expected = measure(*values)
-        assert measure(*moved) == [pytest.approx(entry) for entry in expected]
+        expected = measure(RankedRows.of(*values))
+        assert measure(RankedRows.of(*moved)) == [
+            pytest.approx(entry) for entry in expected
+        ]
     # sorted by label, too, a tie has the label's mean on both sides of a cut
     labels = np.repeat([0.0, 1.0], 20)
-    assert [each["actual"] for each in means_by_tenth(np.ones(40), labels)] == [0.5] * 4
+    assert [
+        each["actual"] for each in means_by_tenth(RankedRows.of(np.ones(40), labels))
+    ] == [0.5] * 4
 
 
 def test_shares_have_wilsons_intervals():
     probabilities, labels, _ = problem(300, 9, is_weighted=False)
-    for tenth in shares_by_tenth(probabilities, labels):
+    for tenth in shares_by_tenth(RankedRows.of(probabilities, labels)):
         test = binomtest(round(tenth["rows"] * tenth["actual"]), tenth["rows"])
         low, high = test.proportion_ci(method="wilson")
         assert (tenth["low"], tenth["high"]) == pytest.approx((low, high))
     # weights that are alike change nothing, and others widen
-    alike = shares_by_tenth(probabilities, labels, np.full(300, 0.3))
-    assert alike == [pytest.approx(t) for t in shares_by_tenth(probabilities, labels)]
-    tenth = shares_by_tenth(probabilities[:10], labels[:10], np.arange(1.0, 11.0))[0]
+    alike = shares_by_tenth(RankedRows.of(probabilities, labels, np.full(300, 0.3)))
+    assert alike == [
+        pytest.approx(t) for t in shares_by_tenth(RankedRows.of(probabilities, labels))
+    ]
+    tenth = shares_by_tenth(
+        RankedRows.of(probabilities[:10], labels[:10], np.arange(1.0, 11.0))
+    )[0]
     size = 55.0**2 / 385.0
     ends = wilson_interval(np.array([tenth["actual"] * size]), np.array([size]))
     assert (tenth["low"], tenth["high"]) == pytest.approx((*ends[0], *ends[1]))
@@ -125,12 +134,12 @@ def test_a_report_of_two_classes_has_the_brier_score_and_the_curve():
     probabilities = 1.0 / (1.0 + np.exp(-scores[:, 0]))
     brier = known.brier_score_loss(labels, probabilities, sample_weight=weights)
     assert entries["calibration"]["brier"] == pytest.approx(brier)
-    expected = threshold_curve(probabilities, labels, weights)
+    expected = threshold_curve(RankedRows.of(probabilities, labels, weights))
     assert entries["curve"] == [pytest.approx(point) for point in expected]
 
 
 def test_the_curve_in_python_is_that_of_the_report_or_refused():
-    points = threshold_curve(*problem(60, 9, is_weighted=False))
+    points = threshold_curve(RankedRows.of(*problem(60, 9, is_weighted=False)))
     done = CompletedRun(report={"curve": points}, folder=Path())
     assert Compared(done, None).curve.to_dict("records") == points
     without = Compared(CompletedRun(report={"curve": []}, folder=Path()), None)
