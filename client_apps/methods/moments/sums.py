@@ -89,6 +89,7 @@ from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
     ClippedNoise,
     Gaussian,
+    Release,
 )
 from tp_flower.privacy.plan import SECOND_MOMENTS, PartPlan, Use
 from tp_flower.protocol.codec import check_sizes, required
@@ -296,9 +297,12 @@ def moments(site: Site, request: MomentsRequest) -> MomentsReply:
     is_noisy = site.terms.settings.privacy.covers_features
     agree("bits", sorted(tree.tables) if is_noisy else [], sorted(request.bits))
     rows = RowsOfParts.of(site, shards)
+    planned: list[tuple[Release, int]] = []
     for number, shard in site.each(shards):
         _check_rows(site, number, shard)
-        _reserve(site, number, shard, rows)
+        planned += _plan_releases(site, number, shard, rows)
+    # what a round reserves is one payment
+    set_aside(site, planned)
     site.round.arrays.clear()
     parts = {
         number: _padded(site, number, shard, request)
@@ -325,8 +329,10 @@ def _check_rows(site: Site, number: int, shard: CountedShard) -> None:
     )
 
 
-def _reserve(site: Site, number: int, shard: CountedShard, rows: RowsOfParts) -> None:
-    """Set aside what the noise of a shard costs; note a release without.
+def _plan_releases(
+    site: Site, number: int, shard: CountedShard, rows: RowsOfParts
+) -> list[tuple[Release, int]]:
+    """Return what the noise of a shard covers, with its limit; note a release without.
 
     ``rows`` are those of all parts.
     """
@@ -334,10 +340,10 @@ def _reserve(site: Site, number: int, shard: CountedShard, rows: RowsOfParts) ->
         note_scope(
             site, number, SITE_MOMENTS, _SITE_SCOPE.format(shard.reading.site_name)
         )
-        return
+        return []
     if shard.noise is None:
         note_scope(site, number, SECOND_MOMENTS, _SCOPE)
-        return
+        return []
     (use,) = shard.plan.uses
     conditions = [_NOISY_SCOPE, *given_values(site, number, rows)]
     if shard.encoder.encoder.fitted:
@@ -350,7 +356,7 @@ def _reserve(site: Site, number: int, shard: CountedShard, rows: RowsOfParts) ->
         "; ".join(conditions),
         use.mechanism,
     )
-    set_aside(site, [(planned, use.limit)])
+    return [(planned, use.limit)]
 
 
 def _padded(

@@ -154,6 +154,19 @@ def test_an_epsilon_of_features_is_booked_once(tmp_path):
         assert [line["event"] for line in spent].count("spend") == 1
 
 
+def test_tables_of_one_site_are_each_booked(tmp_path):
+    with LocalGrid([tables()]) as grid:
+        (node,) = grid.contexts
+        grid.keep_state(node, tmp_path)
+        strategy = trained(grid, "o, i", epsilon=400.0)
+        notes = ledger_lines(tmp_path)
+    totals = {each["table"]: each for each in strategy.report.privacy["totals"]}
+    for table in ("orders", "items"):
+        assert totals[table]["features"] == pytest.approx(400.0, rel=1e-4)
+    events = [line["event"] for line in notes if "second-moments" in str(line)]
+    assert [events.count(event) for event in ("reserve", "spend")] == [2, 2]
+
+
 def test_encoders_fitted_to_rows_leave_no_epsilon_of_features():
     with LocalGrid(frames_of()) as grid:
         strategy = TablePuppetMoments(
