@@ -397,14 +397,14 @@ class Moments(JoinMethod):
         return norms.bits(int(self._counts.totals.sum()), shards)
 
     def _base_score(self, joined: JoinedTables) -> FloatArray:
-        """Return the mean label, as other methods have it; 0 of classes.
+        """Return the best constant score, as other methods have it.
 
-        And where the label's site has it as part of the intercept.
+        It is 0 where the label's site has it as part of the intercept.
         """
-        if joined.labels.classes:
-            return joined.objective.base_score
         if self._by_site is not None:
-            return np.zeros(self._counts.outputs)
+            return np.zeros(joined.objective.outputs)
+        if joined.labels.classes:
+            return self.moments[TRAINED].class_scores
         return self.moments[TRAINED].mean_labels
 
     def _score_unit(self, joined: JoinedTables) -> float:

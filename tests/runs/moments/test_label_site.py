@@ -57,6 +57,8 @@ def test_the_model_is_that_of_moments_to_the_server(label, how):
     chances = [name for name in frames[0] if name.startswith("probability")]
     of_run = chances or ["prediction"]
     np.testing.assert_allclose(frames[0][of_run], frames[1][of_run], atol=1e-4)
+    # its base is the label's site's alone
+    assert "baseline" not in found.evaluate(sites()).report
 
 
 def test_tables_in_shards_add_up_and_the_label_s_is_in_one():

@@ -86,6 +86,10 @@ def test_classes_have_the_log_odds_of_the_discriminant_on_the_join(label):
         np.sort(expected[:, -len(chances) :], axis=0),
         atol=0.01,
     )
+    # a new evaluation's constant is the classes' shares
+    shares = classes.value_counts(normalize=True)
+    baseline = model.evaluate(sites()).report["baseline"]["test"]
+    assert baseline["log_loss"] == pytest.approx(-(shares * np.log(shares)).sum())
 
 
 @pytest.mark.parametrize(

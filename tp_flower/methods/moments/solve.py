@@ -276,9 +276,7 @@ class JoinedMoments:
 
         The ridge is added to the covariance within the classes.
         """
-        # noise may leave less than nothing of a class
-        least = 1.0 / self.joined_rows
-        shares = np.clip(self.mean_labels, least, 1.0 - least)
+        shares = self._label_shares
         means = self.matrix[np.ix_(self.labels, self.features)] / (
             shares[:, None] * self.joined_rows
         )
@@ -297,6 +295,22 @@ class JoinedMoments:
             coefficients = coefficients[:, 1:] - coefficients[:, :1]
             intercept = intercept[1:] - intercept[:1]
         return Solution(coefficients, intercept)
+
+    @property
+    def class_scores(self) -> FloatArray:
+        """The scores that the classes' shares alone give, (k,), or (1,) of two."""
+        scores: FloatArray = np.log(self._label_shares)
+        if len(scores) == 1:
+            scores = scores - np.log1p(-self._label_shares)
+        return scores
+
+    @property
+    def _label_shares(self) -> FloatArray:
+        """The shares of the label's columns, where they are indicators of classes."""
+        # noise may leave less than nothing of a class
+        least = 1.0 / self.joined_rows
+        shares: FloatArray = np.clip(self.mean_labels, least, 1.0 - least)
+        return shares
 
     def metrics(self, solution: Solution) -> dict[str, float]:
         """Return the loss, RMSE and R2 of a least-squares fit, over all its columns."""
