@@ -27,6 +27,7 @@ def split_warnings(joined: JoinedTables, settings: Settings) -> Iterator[str]:
     yield from _without_partners(joined)
     yield from _repeated_keys(joined)
     yield from _unmatched(joined)
+    yield from _filled(joined)
     if settings.method.holds_out:
         yield from _share(joined, settings)
         yield from _few_validate(joined)
@@ -119,6 +120,25 @@ def _unmatched(joined: JoinedTables) -> Iterator[str]:
                 "have a key without rows, for which SQL has a value, 0 of a COUNT; "
                 "here they have no match, which adds nothing to their score"
             )
+
+
+def _filled(joined: JoinedTables) -> Iterator[str]:
+    """Yield a warning per table with features that SQL has a value of without a row."""
+    answering = {*joined.extracted.answering.values()}
+    for table, names in joined.bound.filled.items():
+        rows = joined.mapping.tables[table]
+        fragments = joined.bound.fragments_of(table)
+        is_said = table in answering or any(map(features_of_no_row, fragments))
+        if not names or is_said or not rows.has_missing:
+            continue
+        yield (
+            f"{', '.join(names[:MOST_NAMES])} of {joined.names[table]}: "
+            f"{np.count_nonzero(rows.is_absent)} of {len(rows.is_absent)} joined rows "
+            "have no match, for which SQL has a value, as of COALESCE; here they have "
+            "none, which adds nothing to their score. A value of the SELECT list is "
+            "answered for them, too: COALESCE((SELECT MAX(t.x) FROM t WHERE t.key = "
+            "o.key), 0)"
+        )
 
 
 def _repeated_keys(joined: JoinedTables) -> Iterator[str]:

@@ -14,7 +14,7 @@ needs values of two tables at once is refused by name. The query itself is never
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ from tp_flower.query.expressions import (
 )
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.lateral_tables import bind_tables, correlation_of
-from tp_flower.query.relations import Relation, Schema, table_schemas
+from tp_flower.query.relations import Relation, Schema, is_null_on_nulls, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
@@ -68,6 +68,8 @@ class BoundQuery:
         joins: one per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
         outer: LEFT JOINed tables, which may have no match for a joined row.
+        filled: by such a table, the features that SQL has a value of without a match,
+            as COALESCE has.
         split_table: the table whose last key decides which rows are held out; ""
             if none does.
         label_sql: the label as the query writes it; "" without one.
@@ -83,6 +85,7 @@ class BoundQuery:
     label_sql: str = field(default="", compare=False)
     offset_sql: str = field(default="", compare=False)
     sql: str = field(default="", compare=False)
+    filled: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -317,7 +320,24 @@ class Query:
             sql.get(parsing.LABEL, ""),
             sql.get(parsing.OFFSET, ""),
             self.to_sql(),
+            _filled(features, settled.outer, relations),
         )
+
+
+def _filled(
+    features: Mapping[str, Sequence[Feature]],
+    outer: Iterable[str],
+    relations: Mapping[str, Relation],
+) -> dict[str, tuple[str, ...]]:
+    """Return the features of LEFT JOINed tables with a value where all is NULL."""
+    return {
+        alias: tuple(
+            feature.name
+            for feature in features.get(alias, ())
+            if not is_null_on_nulls(feature.sql, relations[alias].types)
+        )
+        for alias in outer
+    }
 
 
 def _label_table(label: Local | None, unlabelled: Unlabelled | None) -> str:

@@ -246,6 +246,20 @@ def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners(
     assert lost
 
 
+def test_a_value_of_rows_without_a_match_is_that_of_a_sub_query():
+    said = "m of b: 30 of 60 joined rows have no match, for which SQL has a value"
+    grouped = "(SELECT k, MAX(z) AS m FROM b WHERE k > 2 GROUP BY k) g ON a.k = g.k"
+    correlated = "(SELECT MAX(b.z) FROM b WHERE b.k = a.k AND b.k > 2)"
+    for sql, has_warned in (
+        (f"a.x, COALESCE(g.m, 9) AS m FROM a LEFT JOIN {grouped}", True),
+        (f"a.x, g.m FROM a LEFT JOIN {grouped}", False),
+        (f"a.x, COALESCE({correlated}, 9) AS m FROM a", False),
+    ):
+        error, warnings = outcome(f"SELECT a.y AS label, {sql}", {}, sites())
+        assert error == ""
+        assert any(said in text for text in warnings) == has_warned
+
+
 def test_every_message_that_advises_is_tried_or_exempt():
     tried = {case["says"] for cases in CASES.values() for case in cases}
     exempt = EXEMPT["messages"].keys()
