@@ -2,7 +2,8 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,21 @@ def _runs_all_files(config: pytest.Config) -> bool:
 def _is_on_every_change(item: pytest.Item) -> bool:
     """Return whether a case is one of those that the test's mark `cases` names."""
     mark = item.get_closest_marker("cases")
-    return mark is None or item.callspec.id in mark.args
+    if mark is None:
+        return True
+    return any(_is_named(item.callspec.id, named) for named in mark.args)
+
+
+def _is_named(case: str, named: str) -> bool:
+    """Return whether a mark names a case, by its id or by a pattern with a `*`."""
+    return case == named or ("*" in named and fnmatchcase(case, named))
+
+
+def _unknown(named: Iterable[str], existing: set[str]) -> list[str]:
+    """Return what a mark names without there being such a case."""
+    return sorted(
+        each for each in named if not any(_is_named(case, each) for case in existing)
+    )
 
 
 def _check_cases(items: list[pytest.Item]) -> None:
@@ -113,6 +128,6 @@ def _check_cases(items: list[pytest.Item]) -> None:
         if mark := item.get_closest_marker("cases"):
             ids[item.nodeid.partition("[")[0], mark.args].add(item.callspec.id)
     for (test, named), existing in ids.items():
-        if unknown := set(named) - existing:
-            listed = ", ".join(sorted(unknown))
+        if unknown := _unknown(named, existing):
+            listed = ", ".join(unknown)
             raise pytest.UsageError(f"{test}: the mark cases names no case {listed}")

@@ -111,6 +111,14 @@ def test_models_that_cannot_be_compared():
             counts.likelihood_ratio(smaller)
 
 
+@pytest.mark.cases(
+    "squared-model",
+    "logistic-robust",
+    "poisson-model",
+    "negative-binomial(0.7)-robust",
+    "gamma-robust",
+    "tweedie(1.4)-model",
+)
 @pytest.mark.parametrize("kind", ["model", "robust"])
 @pytest.mark.parametrize("loss", LABELS)
 def test_errors_are_those_of_the_join(loss, kind):

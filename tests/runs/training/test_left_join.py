@@ -46,6 +46,7 @@ def test_no_order_is_lost():
     assert taken == set(range(len(FRAMES["orders"])))
 
 
+@pytest.mark.cases("whole-squared", "sharded-logistic", "whole-softmax")
 @each_loss
 @each_layout
 def test_cg_reaches_the_centralised_optimum(loss, layout):

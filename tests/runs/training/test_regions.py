@@ -80,6 +80,7 @@ def reference(model: Model, sql: str, frames: dict) -> np.ndarray:
     return total
 
 
+@pytest.mark.cases("clear-inner", "masked-left")
 @pytest.mark.parametrize("sql", [SQL, LEFT], ids=["inner", "left"])
 @pytest.mark.parametrize("privacy", ["clear", "masked"])
 def test_a_product_of_two_tables_is_learnt(tmp_path, sql, privacy):

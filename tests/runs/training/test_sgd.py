@@ -37,6 +37,7 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     return on_store(loss, layout, "sgd", **how)
 
 
+@pytest.mark.cases("sharded-squared", "whole-logistic", "sharded-softmax")
 @each_loss
 @each_layout
 def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):

@@ -38,8 +38,15 @@ def test_every_change_takes_the_named_cases_and_whole_takes_all(suite):
     suite.runpytest_inprocess("test_numbers.py").assert_outcomes(passed=4)
 
 
-def test_a_case_that_does_not_exist_is_refused(suite):
-    suite.makepyfile(test_numbers=TEST.format(named="four"))
+def test_a_pattern_names_the_cases_that_it_matches(suite):
+    suite.makepyfile(test_numbers=TEST.format(named="t*"))
+    suite.runpytest_inprocess().assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize("named", ["four", "f*", "[t]wo"])
+def test_a_case_that_does_not_exist_is_refused(suite, named):
+    suite.makepyfile(test_numbers=TEST.format(named=named))
     result = suite.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_number: the mark cases names no case four"])
+    (line,) = [line for line in result.errlines if "the mark cases" in line]
+    assert line.endswith(f"test_number: the mark cases names no case {named}")

@@ -132,6 +132,10 @@ def framed(sql, frames, **others):
         release(token)
 
 
+@pytest.mark.cases(
+    *("asof-csv", "windows-parquet", "lateral-duckdb", "groups-sqlite"),
+    *("union-csv", "missing-parquet", "union-duckdb", "asof-sqlite"),
+)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", SELECTS)
 def test_the_rows_are_those_of_duckdb(tmp_path, name, suffix):

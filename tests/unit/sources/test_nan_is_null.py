@@ -95,6 +95,9 @@ def rows_in_duckdb(numbers, sql: str) -> list:
     return duckdb.execute(f"SELECT {sql.format(f'(VALUES {rows}) t(k, f)')}").fetchall()
 
 
+@pytest.mark.cases(
+    "*frame-*", "postgresql-*", "parquet-infinite", "csv-without-null", "duckdb-finite"
+)
 def test_filters_take_nan_for_null(source, numbers):
     for condition in FILTERS:
         fragment = Fragment("t", "table", filters=(condition,))

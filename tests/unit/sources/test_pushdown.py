@@ -68,6 +68,7 @@ def duck(kind):
         yield connection
 
 
+@pytest.mark.cases("postgresql-*", "mariadb-star schema", "sqlite-star schema")
 @by_name(ACCEPTED)
 def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
