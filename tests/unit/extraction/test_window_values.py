@@ -11,9 +11,9 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples.laws import law
 from tests.support.joined import engine_rows, joined_rows, result_names, run
 from tests.support.reference.joins import engine_of
 from tp_flower.errors import MappingError
@@ -152,8 +152,7 @@ def site_rows(bound: BoundQuery, frame: pd.DataFrame) -> Counter:
         release(token)
 
 
-@settings(max_examples=300)
-@given(sql=queries(), rows=ROWS)
+@law(80, 300, sql=queries(), rows=ROWS)
 def test_windows_are_those_of_duckdb(sql, rows):
     frame = table(rows)
     bound = bind(sql)
@@ -170,8 +169,7 @@ TIED = """SELECT r.y AS label, r.id, r.x, r.n, r.before, r.mean, r.first FROM (
     FROM t WINDOW w AS (PARTITION BY k ORDER BY moment)) r"""
 
 
-@settings(max_examples=60)
-@given(rows=ROWS, seed=st.integers(0, 9))
+@law(20, 60, rows=ROWS, seed=st.integers(0, 9))
 def test_rows_that_tie_come_in_an_order_of_their_contents(rows, seed):
     """In any order of the table, each row has the same values."""
     frame = table(rows)

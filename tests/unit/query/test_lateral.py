@@ -10,9 +10,10 @@ from collections import Counter
 import duckdb
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
 from hypothesis import strategies as st
 
+from tests.support.examples.laws import law
 from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import MappingError, QueryError
@@ -114,6 +115,7 @@ def answers(sql, engine, grid="", *, sealed=False):
 
 
 TYPES = st.tuples(*[st.sampled_from(["DATE", "TIMESTAMP", "TIMESTAMPTZ"])] * 2)
+DRAWN = {"orders": ORDERS, "events": EVENTS, "types": TYPES}
 ASKED = st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True)
 
 
@@ -132,8 +134,7 @@ def looking_back(columns, where):
     return names, head, tail
 
 
-@settings(max_examples=50)
-@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+@law(15, 50, **DRAWN, where=windows(), columns=ASKED)
 def test_aggregates_before_a_cutoff_are_those_of_duckdb(
     orders, events, types, where, columns
 ):
@@ -144,8 +145,7 @@ def test_aggregates_before_a_cutoff_are_those_of_duckdb(
     assert found == engine_rows(engine, sql, result_names(bound))
 
 
-@settings(max_examples=50)
-@given(ORDERS, EVENTS, TYPES, windows(), st.sampled_from(COLUMNS[:4]))
+@law(15, 50, **DRAWN, where=windows(), column=st.sampled_from(COLUMNS[:4]))
 def test_a_value_of_the_select_list_is_that_of_duckdb(
     orders, events, types, where, column
 ):
@@ -158,8 +158,7 @@ def test_a_value_of_the_select_list_is_that_of_duckdb(
     assert found == engine_rows(engine, sql, result_names(bound))
 
 
-@settings(max_examples=50)
-@given(ORDERS, EVENTS, TYPES, windows(), st.sampled_from(["JOIN", "LEFT JOIN"]))
+@law(15, 50, **DRAWN, where=windows(), kind=st.sampled_from(["JOIN", "LEFT JOIN"]))
 @example(AT_NOON, TIED, ("TIMESTAMP", "TIMESTAMP"), "p.t < o.day", "JOIN")
 @example(AT_NOON, TIED[::-1], ("TIMESTAMP", "TIMESTAMP"), "p.t < o.day", "JOIN")
 def test_the_last_row_is_that_of_duckdb(orders, events, types, where, kind):
@@ -219,13 +218,12 @@ def test_cutoffs_of_different_types_are_refused():
     answers(sql.replace("k, day", "k, CAST(day AS TIMESTAMP) AS day"), engine)
 
 
-@settings(max_examples=50)
-@given(
-    ORDERS,
-    EVENTS,
-    TYPES,
-    st.sampled_from(["", "LEFT "]),
-    st.sampled_from(["<", "<="]),
+@law(
+    15,
+    50,
+    **DRAWN,
+    side=st.sampled_from(["", "LEFT "]),
+    sign=st.sampled_from(["<", "<="]),
 )
 def test_an_asof_join_is_that_of_duckdb(orders, events, types, side, sign):
     # DuckDB chooses among rows of one time
@@ -239,8 +237,7 @@ def test_an_asof_join_is_that_of_duckdb(orders, events, types, side, sign):
     assert found == engine_rows(engine, sql, result_names(bound))
 
 
-@settings(max_examples=50)
-@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+@law(15, 50, **DRAWN, where=windows(), columns=ASKED)
 def test_with_a_grid_the_cutoff_is_its_last_point(
     orders, events, types, where, columns
 ):
@@ -265,8 +262,7 @@ def test_with_a_grid_the_cutoff_is_its_last_point(
     assert found == engine_rows(engine, expected, result_names(bound))
 
 
-@settings(max_examples=20)
-@given(ORDERS, EVENTS, TYPES, windows(), ASKED)
+@law(10, 20, **DRAWN, where=windows(), columns=ASKED)
 def test_sealed_cutoffs_are_answered_as_at_one_site(
     orders, events, types, where, columns
 ):

@@ -15,10 +15,10 @@ from collections import defaultdict
 import duckdb
 import pandas as pd
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import sql_pairs
+from tests.support.examples.laws import law
 from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
 from tests.support.reference.joins import engine_of
@@ -142,8 +142,7 @@ def bind_or_none(query: Query) -> BoundQuery | None:
         raise
 
 
-@settings(max_examples=100)
-@given(sql=queries(), t=ROWS, u=ROWS, cut=st.integers(1, 4))
+@law(30, 100, sql=queries(), t=ROWS, u=ROWS, cut=st.integers(1, 4))
 def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
     # A comma has the tables after it in reach of ON only in the outer scope,
     # so DuckDB runs the query with CROSS JOIN and tp_flower reads commas.

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import duckdb
 import pandas as pd
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples.laws import law
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tp_flower.errors import MappingError
 from tp_flower.query import Query
@@ -175,7 +174,8 @@ def dividing_key(queries, table):
     return min(set.intersection(*compared), default=None) if compared else None
 
 
-def check(case):
+@law(4, 500, case=cases())
+def test_a_query_that_looks_back_is_that_of_duckdb_in_all_three_ways(case):
     rows, keys, types, numbers, queries, is_sharded = case
     engine = make_tables(rows, keys, types, numbers)
     parts = [query.sql(f"w{n}") for n, query in enumerate(queries)]
@@ -239,9 +239,3 @@ def answers(sql, engine, shards, grid="", *, sealed=False, sharing=False):
         return Counter(), bound
     finally:
         release(token)
-
-
-@pytest.mark.cases("few")
-@pytest.mark.parametrize("examples", [4, 500], ids=["few", "many"])
-def test_a_query_that_looks_back_is_that_of_duckdb_in_all_three_ways(examples):
-    settings(max_examples=examples)(given(cases())(check))()
