@@ -47,10 +47,10 @@ def test_a_constant_pattern_is_not_refused(text):
 
 
 def test_a_query_that_takes_too_long_is_ended_and_counted(tmp_path):
-    """Allowed expressions over many rows: 400,000 edit distances of long texts."""
+    """Allowed expressions over many rows: 120,000 edit distances of long texts."""
     # no two are alike, which DuckDB would work out once
     slow = ", ".join(
-        f"LEVENSHTEIN(SUBSTR(a.x, {n + 1}), a.w) AS f{n}" for n in range(20)
+        f"LEVENSHTEIN(SUBSTR(a.x, {n + 1}), a.w) AS f{n}" for n in range(6)
     )
     site = write_site(tmp_path / "s", {"a": LONG}, {"a": f"query-seconds = 3\n{CLEAR}"})
     match = (

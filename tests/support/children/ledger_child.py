@@ -8,6 +8,8 @@ operating system and each statement of SQL that the work makes, and has it kill 
 there: before it ("before") or after it ("after"). Prints what had left, and what the
 ledger said afterwards, for each. (What a process that is killed within a statement has
 written, is in test_ledger.py: it is torn at any byte.)
+
+``spend_all`` is for processes of test_ledger.py, which import little with it.
 """
 
 import fcntl
@@ -23,6 +25,7 @@ from pathlib import Path
 
 from client_apps.data.database import close_databases
 from client_apps.data.ledger import Ledger
+from tp_flower.errors import BudgetError
 from tp_flower.privacy.mechanisms import Gaussian, PureDp, Release, Reservation
 
 SOURCE = "F"
@@ -49,6 +52,17 @@ def loop(folder, run):
         os.write(1, b"g\n")
         ledger.charge(run, STATISTICS, {})
         os.write(1, b"s\n")
+
+
+def spend_all(root, run, times):
+    """Return how often of so many times a step could be paid for."""
+    ledger = Ledger(root)
+    paid = 0
+    for _ in range(times):
+        with suppress(BudgetError):
+            ledger.spend(run, [(1, "gradients", 0)])
+            paid += 1
+    return paid
 
 
 def work(folder, leave):

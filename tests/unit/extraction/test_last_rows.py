@@ -2,6 +2,7 @@
 
 import datetime
 from collections import Counter
+from itertools import chain
 
 import duckdb
 import numpy as np
@@ -49,6 +50,13 @@ def last_of(filters, outputs=OUTPUTS[0], by='"t"', keys=('"k"',), grid=None):
     return named.check(COLUMNS, "w")
 
 
+def insert(engine, table, rows):
+    """Insert rows by one statement, as DuckDB plans each."""
+    marks = f"({', '.join('?' for _ in rows[0])})"
+    values = ", ".join([marks] * len(rows))
+    engine.execute(f"INSERT INTO {table} VALUES {values}", list(chain(*rows)))
+
+
 def engine_with(subquery, seed, types=("TIMESTAMP", "TIMESTAMP"), rows=24, pairs=12):
     """Random rows, with ties and NULLs, and pairs of a key and a cutoff."""
     rng = np.random.default_rng(seed)
@@ -69,16 +77,14 @@ def engine_with(subquery, seed, types=("TIMESTAMP", "TIMESTAMP"), rows=24, pairs
     )
     made = [numbers(rows), times(rows), times(rows), numbers(rows)]
     values = zip(*made, rng.choice(["a", "b"], rows).tolist(), strict=True)
-    engine.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", list(values))
+    insert(engine, "rows", list(values))
     names = [f'"{name}"' for name in subquery.pair_names]
     kinds = [*(TYPES[key] for key in subquery.groups), types[1]]
     columns = ", ".join(map(" ".join, zip(names, kinds, strict=True)))
     engine.execute(f"CREATE TABLE drawn ({columns})")
     keys = {'"k"': numbers, '"kind"': lambda n: rng.choice(["a", "b"], n).tolist()}
     of_keys = [keys[key](pairs) for key in subquery.groups]
-    marks = ", ".join("?" for _ in names)
-    values = list(zip(*of_keys, times(pairs), strict=True))
-    engine.executemany(f"INSERT INTO drawn VALUES ({marks})", values)
+    insert(engine, "drawn", list(zip(*of_keys, times(pairs), strict=True)))
     engine.execute("CREATE TABLE cutoffs AS SELECT DISTINCT * FROM drawn")
     return engine
 

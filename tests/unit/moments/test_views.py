@@ -64,7 +64,28 @@ class EnumeratedReader:
         return self.pads.take(("reader", *pair), shape)
 
 
-def sent(tree, keys, values, pads, monkeypatch, *, to_label_site=False):
+def numbers_of_rows(tree, keys):
+    return {
+        table: len(next(rows for (_, name), rows in keys.items() if name == table))
+        for table in tree.tables
+    }
+
+
+def count(tree, keys):
+    """Count the joined rows behind each row: its values do not matter."""
+    codes = {place: np.array(rows) for place, rows in keys.items()}
+    weights = {
+        table: np.ones((1, rows), np.int64)
+        for table, rows in numbers_of_rows(tree, keys).items()
+    }
+    unmatched = {
+        (edge, table): np.array([int(tree.is_left_joined(edge, table))])
+        for edge, table in keys
+    }
+    return count_joins(tree, codes, weights, unmatched)
+
+
+def sent(tree, counted, values, pads, monkeypatch, *, to_label_site=False):
     """All that the tables send, in one pass; the first is the label's."""
 
     def of_shard(self, side, shard, source):
@@ -76,15 +97,6 @@ def sent(tree, keys, values, pads, monkeypatch, *, to_label_site=False):
 
     monkeypatch.setattr(SharedKeys, "of_shard", of_shard)
     monkeypatch.setattr(SharedKeys, "of_block", of_block)
-    codes = {place: np.array(rows) for place, rows in keys.items()}
-    weights = {
-        table: np.ones((1, len(rows)), np.int64) for table, rows in values.items()
-    }
-    unmatched = {
-        (edge, table): np.array([int(tree.is_left_joined(edge, table))])
-        for edge, table in keys
-    }
-    counted = count_joins(tree, codes, weights, unmatched)
     columns = dict.fromkeys(tree.tables, 1)
     contributions = {}
     for table, rows in counted.items():
@@ -105,7 +117,7 @@ def sent(tree, keys, values, pads, monkeypatch, *, to_label_site=False):
             table, tree, rows, words, columns, told, secrets, reader=reader
         )
         contributions[table] = summed.in_pass(0, "training").contribution()
-    return counted, contributions
+    return contributions
 
 
 def view(contributions) -> int:
@@ -154,10 +166,7 @@ def counted_views(see: Callable[[np.ndarray], int], number_of_pads: int) -> np.n
 
 def databases(tree, keys):
     """Every database of bits, by table."""
-    sizes = {
-        table: len(next(rows for (_, name), rows in keys.items() if name == table))
-        for table in tree.tables
-    }
+    sizes = numbers_of_rows(tree, keys)
     for bits in product((0, 1), repeat=sum(sizes.values())):
         bits_left = iter(bits)
         yield {table: [next(bits_left) for _ in range(n)] for table, n in sizes.items()}
@@ -173,10 +182,11 @@ def moments_of(tree, counted, contributions) -> tuple:
 @pytest.mark.parametrize("name", ROWS)
 def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
     tree, keys = ROWS[name]
+    counted = count(tree, keys)
     groups = defaultdict(list)
     for values in databases(tree, keys):
         pads = EnumeratedPads()
-        counted, contributions = sent(tree, keys, values, pads, monkeypatch)
+        contributions = sent(tree, counted, values, pads, monkeypatch)
         groups[moments_of(tree, counted, contributions)].append(values)
     compared = 0
     for group in groups.values():
@@ -185,7 +195,7 @@ def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
 
             def see(bits, values=values):
                 padded = EnumeratedPads(bits)
-                return view(sent(tree, keys, values, padded, monkeypatch)[1])
+                return view(sent(tree, counted, values, padded, monkeypatch))
 
             views.append(counted_views(see, len(pads.places)))
         assert all(np.array_equal(seen, views[0]) for seen in views)
@@ -204,18 +214,20 @@ def test_databases_of_equal_moments_give_equal_views(name, monkeypatch):
 def test_all_databases_give_one_view_where_the_label_s_site_reads(
     tree, keys, monkeypatch
 ):
+    counted = count(tree, keys)
     views = []
     moments = set()
     for values in databases(tree, keys):
         pads = EnumeratedPads()
-        counted, contributions = sent(tree, keys, values, pads, monkeypatch)
+        contributions = sent(tree, counted, values, pads, monkeypatch)
         moments.add(moments_of(tree, counted, contributions))
-        sent(tree, keys, values, pads, monkeypatch, to_label_site=True)
+        sent(tree, counted, values, pads, monkeypatch, to_label_site=True)
 
         def see(bits, values=values):
             padded = EnumeratedPads(bits)
-            told = sent(tree, keys, values, padded, monkeypatch, to_label_site=True)
-            return view(told[1])
+            return view(
+                sent(tree, counted, values, padded, monkeypatch, to_label_site=True)
+            )
 
         views.append(counted_views(see, len(pads.places)))
     assert len(moments) > 1

@@ -22,6 +22,7 @@ from numpy.random import default_rng
 from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
+from tests.support.children.ledger_child import spend_all
 from tests.support.examples.planned import release
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
@@ -586,20 +587,10 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
     assert steps[1] <= 1.5 * steps[0]
 
 
-def spend_all(root, key, times):
-    ledger = Ledger(root)
-    paid = 0
-    for _ in range(times):
-        with suppress(BudgetError):
-            ledger.spend(RUN, [(1, "gradients", key)])
-            paid += 1
-    return paid
-
-
 def test_processes_take_turns(root):
     plan(Ledger(root), 50)
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert sum(pool.starmap(spend_all, [(root, 0, 20)] * 4)) == 50
+        assert sum(pool.starmap(spend_all, [(root, RUN, 20)] * 4)) == 50
     ledger = Ledger(root)
     assert ledger.lines(RUN)[0]["used"] == 50
     ledger.close(RUN)
