@@ -8,6 +8,7 @@ Entry ``inference`` of `report.json`::
     dispersion  that errors are by; without weights 1 where it is known
     clusters    of the training rows; 0 unless errors are clustered
     freedom     of the estimated dispersion; null where that is known
+    tail-freedom  of t and F; null for z and chi-squared
     ratio       what the exponential of a coefficient is; "" for nothing
     reference   the class whose scores are 0, of several; null for one score
     intercept   {value, standard-error, low, high}   of the score of a row of zeros; {}
@@ -56,7 +57,8 @@ BY_CLUSTER: Final = "Standard errors for {} independent clusters by {}"
 KINDS: Final = {
     MODEL: "by the information of the loss ({loss})",
     ROBUST: "whatever the label's variance (HC0)",
-    CLUSTERED: "whatever the rows of a cluster have in common (HC0, G / (G - 1))",
+    CLUSTERED: "whatever the rows of a cluster have in common (HC1), with t by "
+    "{freedom} degrees of freedom",
 }
 DIFFERENCES: Final = "Coefficients are differences from those of class {!r}."
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
@@ -159,6 +161,7 @@ class Errors:
             "parameters": self.inference.parameters,
             "dispersion": self.inference.dispersion,
             "freedom": self.inference.freedom,
+            "tail-freedom": self.inference.tail_freedom,
             "clusters": self.clusters,
             "ratio": self.problem.response.ratio,
             "reference": self.reference,
@@ -197,7 +200,9 @@ class Errors:
 
     def _text(self) -> str:
         """Return what is said of the errors."""
-        kind = KINDS[self.kind].format(loss=self.problem.objective.name)
+        kind = KINDS[self.kind].format(
+            loss=self.problem.objective.name, freedom=self.clusters - 1
+        )
         independent = INDEPENDENT
         if self.clusters:
             named = self.settings.of(ErrorSettings).cluster

@@ -78,7 +78,7 @@ FEWER_CLUSTERS: Final = (
 )
 FEW: Final = (
     "Of fewer than {} clusters, intervals hold the truth less often than they say, and "
-    "p is too small: t by {} degrees of freedom, of clusters less one, is nearer."
+    "p is too small."
 )
 NO_SCALE: Final = (
     "No standard errors: in fixed point, columns far from a mean of 0 and a deviation "
@@ -215,8 +215,7 @@ class InformationRound:
             meat = layout.moments(matrix)
             if not meat.are_of(slopes.total):
                 raise ReplyError(ALTERED)
-            clusters = slopes.clusters
-            moments.append(meat.scaled(slopes.unit**2 * clusters / (clusters - 1)))
+            moments.append(meat.scaled(slopes.unit**2))
         return moments
 
     def _caution(self) -> str:
@@ -225,7 +224,7 @@ class InformationRound:
         uneven = max(map(unevenness, told[: self._of_information]))
         notes = [UNEVEN.format(uneven)] if uneven > UNEVENNESS else []
         if 0 < self.clusters < FEW_CLUSTERS:
-            notes.append(FEW.format(FEW_CLUSTERS, self.clusters - 1))
+            notes.append(FEW.format(FEW_CLUSTERS))
         return " ".join(notes)
 
     @cached_property
@@ -435,7 +434,8 @@ class InformationRound:
             information = information.without_intercept(scales)
             found = Inference.of(information, l2, dispersion, freedom)
             return found.without_intercept()
-        return Inference.of(information, l2, dispersion, freedom, *beside)
+        found = Inference.of(information, l2, dispersion, freedom, *beside)
+        return found.of_clusters(self.clusters, rows) if self.clusters else found
 
     @property
     def _mean_weight(self) -> float:

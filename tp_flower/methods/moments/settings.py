@@ -95,7 +95,7 @@ class ErrorSettings:
         NONE,
         'Standard errors of coefficients, after training: "model" takes the loss\'s '
         'own variance for the label\'s, "robust" does not (HC0), nor does '
-        '"clustered", for rows of a cluster that are alike; "none" sends nothing '
+        '"clustered", for rows of a cluster that are alike (HC1); "none" sends nothing '
         'for them. Policies allow it by releases.covariance. Strategy "moments" has '
         "those of least squares without the setting.",
         OneOf((NONE, MODEL, ROBUST, CLUSTERED)),
