@@ -20,9 +20,11 @@ Entry ``inference`` of `report.json`::
                 freedom, and its root of twice these; null where others determine it
     contrasts   [{column, reference, value, standard-error, z or t, p, low, high}]   of
                 features whose columns add up to 1: differences from the first column,
-                with the class as ``output`` where there are several
+                with the class as ``output`` where there are several; those that are
+                determined, which of a number with levels beside its slope none is
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -259,6 +261,8 @@ class Errors:
             for position, value, row in zip(
                 positions[1:], values.tolist(), statistics.tolist(), strict=True
             ):
+                if math.isnan(row[0]):
+                    continue
                 yield {
                     "column": names[position],
                     **output,
