@@ -50,7 +50,6 @@ from tp_flower.methods.moments.settings import (
     ROBUST,
     ErrorSettings,
 )
-from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.settings import Settings
 
 SECTION: Final = "inference"
@@ -64,11 +63,6 @@ KINDS: Final = {
 }
 DIFFERENCES: Final = "Coefficients are differences from those of class {!r}."
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
-APPROXIMATED: Final = (
-    "Means of the rows at risk are taken over stretches of time, in each of which {} "
-    "rows leave or more; {:.2g} % of the information is within them and estimated, and "
-    "errors are off by about as much."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +72,6 @@ class Errors:
     Attributes:
         inference: None where there is none, for the reason that ``note`` has.
         note: beside an inference, why it is rough, if it is.
-        approximated: the share of the information that is not known exactly.
         clusters: of the training rows, where errors are clustered.
         coefficients: that are shown, by table, (d_t [+ 1], k), of k classes beside the
             first one, or of one score.
@@ -88,7 +81,6 @@ class Errors:
     settings: Settings
     inference: Inference | None = None
     note: str = ""
-    approximated: float = 0.0
     clusters: int = 0
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -212,8 +204,6 @@ class Errors:
         notes = [f"{independent}, {kind}."]
         if self.reference is not None:
             notes.append(DIFFERENCES.format(self.reference))
-        if self.approximated:
-            notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
         if self.settings.l2:
             notes.append(CONDITIONAL)
         hidden = [name for name in self.problem.tables if name not in self.coefficients]
