@@ -8,8 +8,8 @@ the information of a partial likelihood is less than the rows' second moments by
 Let a clock advance by C_k at event time k. A row that leaves at a on the clock, and has
 entered at b, has e_i x_i in y from b to a, so that the sum is one over pairs of rows,
 whose kernel is the covariance of Brownian motions that stop at a and b. Levy's halves
-of time give it as a sum of squares (Levy 1948, "Processus stochastiques et mouvement
-brownien"): of a stretch [l, r) in which the clock advances by T,
+of time give it as a sum of squares (Levy's construction: Moerters and Peres 2010,
+"Brownian Motion", section 1.1): of a stretch [l, r) in which the clock advances by T,
 
     sum_k in s C_k y_k y_k' = y_s y_s' / T_s + sum_g y_g y_g'
 
