@@ -125,13 +125,11 @@ class Cg(JoinMethod):
         if self._end == BELOW_TOLERANCE:
             information = InformationRound(self._joined, problem, self.settings)
             information_matrix, note = yield from information.run()
-            approximated = information.approximated
             self._errors = Errors(
                 problem,
                 self.settings,
                 information_matrix,
                 note,
-                approximated,
                 information.clusters,
             )
         if self._errors.note:

@@ -23,7 +23,7 @@ closed or Newton forms used here in place of 100 gradient steps.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import ClassVar, Final, Self, TypeVar
@@ -34,6 +34,7 @@ from tp_flower.arrays import (
     BLOCK_ROWS,
     AnyArray,
     FloatArray,
+    IntArray,
     blocks,
     chosen_rows,
     dot,
@@ -50,10 +51,38 @@ ROOT_STEP = 1e-13  # relative: the last one of Newton's, which are quadratic
 
 
 @dataclass(frozen=True, eq=False)
+class RowClusters:
+    """Rows in clusters, whose weighted sums are squared and added up.
+
+    A row is in as many as it is a member of.
+
+    Attributes:
+        rows: of the members, (r,), positions.
+        numbers: of their clusters, (r,).
+        slopes: e, what each counts, (r,).
+        count: of the clusters, G.
+    """
+
+    rows: IntArray
+    numbers: IntArray
+    slopes: FloatArray
+    count: int
+
+    @classmethod
+    def together(
+        cls, members: Sequence[tuple[IntArray, IntArray, FloatArray]], count: int
+    ) -> Self:
+        """Return those of some lists of members: rows, numbers and slopes."""
+        rows, numbers, slopes = map(np.concatenate, zip(*members, strict=True))
+        return cls(rows, numbers, slopes, count)
+
+
+@dataclass(frozen=True, eq=False)
 class RowInformation:
     """The information about coefficients, as sums over rows of their features x.
 
         sum_j W_j x_j x_j' + sum_c s_c (sum_j a_jc x_j) (sum_j a_jc x_j)'
+            - sum_g (sum_m in g e_m x_m) (sum_m in g e_m x_m)'
 
     That of k scores, which tell classes by their differences, has a sum of the first
     kind for each two scores a < b, in its four blocks: (e_a - e_b) (e_a - e_b)' times
@@ -63,15 +92,15 @@ class RowInformation:
         weights: W, (N,); of k scores (N, k (k - 1) / 2), in the order of combinations.
         beside: a, (N, c), 0 where W is; None for none.
         scales: s, (c,).
-        approximated: the share of the information that is not known exactly.
         fewest: rows that what is beside is a mean of.
+        clusters: g, and e; None for none.
     """
 
     weights: FloatArray
     beside: FloatArray | None = None
     scales: FloatArray | None = None
-    approximated: float = 0.0
     fewest: float = math.inf
+    clusters: RowClusters | None = None
 
 
 @dataclass(frozen=True, eq=False)

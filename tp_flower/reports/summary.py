@@ -108,8 +108,8 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Standard errors", inference["kind"]
         yield "Parameters", str(inference["parameters"])
         yield "Dispersion", _number(inference["dispersion"])
-        if inference["freedom"] is not None:
-            yield "Degrees of freedom", _number(inference["freedom"], 0)
+        if inference["tail-freedom"] is not None:
+            yield "Degrees of freedom", _number(inference["tail-freedom"], 0)
     for name, value in report["final"]["train"].items():
         yield f"Training {name.replace('_', ' ')}", _number(value)
 
@@ -153,7 +153,7 @@ def _tests(inference: Mapping[str, Any]) -> NumberTable:
     tests = [
         {**test, INFLATION: scaled.get(test["feature"])} for test in inference["tests"]
     ]
-    kind = "chi-squared" if inference["freedom"] is None else "F"
+    kind = "chi-squared" if inference["tail-freedom"] is None else "F"
     names = [test["feature"] for test in tests]
     keys = ["columns", "statistic", "p", INFLATION]
     table = _number_table("Wald's test of", names, tests, keys)

@@ -48,8 +48,9 @@ from tp_flower.learning.models.local_model import Features, host_features
 from tp_flower.methods.moments.clusters import (
     ClusteredShard,
     ClusterRows,
+    Members,
+    NumberedRows,
     doubled,
-    largest_cluster,
     number_clusters,
 )
 from tp_flower.methods.moments.columns import ColumnWords, TableColumns
@@ -79,7 +80,8 @@ _SCOPE: Final = (
     "each row weighted by its loss's derivatives at the model's score, of several "
     "classes once for each two of them, or each pair of "
     "rows of a cluster by both; and of times to "
-    "an event means of the rows at risk, over stretches of time; what leaves of it is "
+    "an event means of the rows at risk, over stretches of time, and sums over pairs "
+    "of rows that leave in the same stretch; what leaves of it is "
     "uniform words, of which the server reads these sums alone, by weights that "
     "it chooses"
 )
@@ -91,11 +93,15 @@ class WeighedShard(JoinedShard):
 
     Attributes:
         names: of the weightings.
+        cluster_count: of times to an event; 0 of others.
+        coarser: bits that columns have less in sums over pairs of rows.
     """
 
     body: InformationPart
     largest_cluster: int
     names: tuple[str, ...]
+    cluster_count: int
+    coarser: int
 
     @property
     def splitting(self) -> str:
@@ -132,39 +138,64 @@ class WeighedShard(JoinedShard):
         return self.names[-1] == CLUSTERS
 
     @cached_property
-    def clusters(self) -> ClusterRows | None:
+    def clusters(self) -> ClusterRows | NumberedRows | None:
         """The clusters of the label's rows that train; None of other tables."""
         if not (self.has_clusters and self.has_label):
             _refuse_any("slopes", self.body.slopes)
             return None
-        check_sizes(self.body, trained=len(self.trained))
         slopes = required(self.body.slopes, "slopes").astype(np.int64)
-        settings = self.site.terms.settings
-        edge = cluster_edge(self.tree, self.table, settings.of(ErrorSettings).cluster)
         secret = secrets.token_bytes(32)
         if len(self.shards) > 1:
             group = table_group(self.site.terms.proposal, self.table)
             secret = self.site.group_key(group)
+        if self.cluster_count:
+            return NumberedRows(secret, self._numbered(slopes))
+        check_sizes(self.body, slopes=len(self.trained))
+        settings = self.site.terms.settings
+        edge = cluster_edge(self.tree, self.table, settings.of(ErrorSettings).cluster)
         return ClusterRows(edge, secret, slopes)
+
+    def _numbered(self, slopes: IntArray) -> Members:
+        """Return the members of clusters that are by their numbers."""
+        if not self.has_times:
+            raise contradiction("clusters", None, f"{self.cluster_count} of them")
+        rows = required(self.body.members, "members").astype(np.int64)
+        numbers = required(self.body.clusters, "clusters").astype(np.int64)
+        for name, values, limit in (
+            ("members", rows, len(self.trained)),
+            ("clusters", numbers, self.cluster_count),
+        ):
+            if np.any(values >= limit):
+                raise MessageError(f"{name!r} are numbers below {limit}")
+        return Members(rows, numbers, slopes, self.cluster_count)
 
     def check_clusters(self, columns: int) -> None:
         """Refuse clusters that are few beside the policy, or beside all columns.
 
         And slopes whose sums over pairs might wrap around.
         """
-        if self.clusters is None:
+        clusters = self.clusters
+        if clusters is None:
             return
-        codes = self.rows.edges[self.clusters.edge].codes[self.trained]
-        numbers, first = number_clusters(codes)
-        if largest_cluster(numbers, self.clusters.slopes) > self.largest_cluster:
-            raise MessageError("'largest_cluster' is less than one of the site's")
         source = self.site.source(self.number)
-        check_rows(source, len(first), f"the clusters of table {self.table!r}")
+        if isinstance(clusters, NumberedRows):
+            members = clusters.members
+            count = len(np.unique(members.numbers))
+            rows = len(np.unique(members.rows))
+            check_rows(source, rows, f"the rows of table {self.table!r} in clusters")
+        else:
+            codes = self.rows.edges[clusters.edge].codes[self.trained]
+            numbers, first = number_clusters(codes)
+            members = Members.once(numbers, clusters.slopes)
+            count = len(first)
+            check_rows(source, count, f"the clusters of table {self.table!r}")
+        if members.largest > self.largest_cluster:
+            raise MessageError("'largest_cluster' is less than one of the site's")
         is_alone = len(self.shards) == 1 and source.policy.min_rows > 1
-        if is_alone and len(first) <= columns:
+        if is_alone and count <= columns:
             raise PolicyError(
                 f"the table's policy (min-rows = {source.policy.min_rows}) refuses: "
-                f"of {columns} columns, sums over pairs of rows of {len(first)} "
+                f"of {columns} columns, sums over pairs of rows of {count} "
                 "clusters, which are no more, tell those of each up to a rotation"
             )
 
@@ -186,10 +217,10 @@ class WeighedShard(JoinedShard):
         if name != CLUSTERS:
             return super().contribution(summed, position, name)
         label_table = self.site.terms.proposal.label_table
-        clustered = ClusteredShard(summed, label_table, self.clusters)
+        clustered = ClusteredShard(summed, label_table, self.clusters, self.coarser)
         tables = doubled(self.tree, label_table).tables
         # a site that was told another one has pads of its own
-        name = f"{name} {self.largest_cluster}"
+        name = f"{name} {self.largest_cluster} {self.cluster_count} {self.coarser}"
         return tables, clustered.contribution(position, name)
 
     def squared_norms(self, counts: IntArray) -> FloatArray:
@@ -199,7 +230,7 @@ class WeighedShard(JoinedShard):
         """
         factors = np.ones(len(counts))
         if self.has_clusters:
-            factors[-1] = self.largest_cluster
+            factors[-1] = self.largest_cluster / 4.0**self.coarser
         norms: FloatArray = factors @ counts
         return norms
 
@@ -210,7 +241,7 @@ class WeighedShard(JoinedShard):
         Of times to an event, those are shares of their weights by stretch of time, of
         as many rows as the policy asks for; else there are none. None of other tables.
         """
-        if not self.site.fragment(self.number).numbers.keys() & SURVIVAL:
+        if not self.has_times:
             _refuse_any("shares", self.body.shares)
             return np.zeros((len(self.trained), 0)) if self.has_label else None
         shares = required(self.body.shares, "shares")
@@ -220,6 +251,11 @@ class WeighedShard(JoinedShard):
             rows = int(np.count_nonzero(share))
             check_rows(source, rows, "the mean of the rows at risk")
         return shares.T
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the label is a time to an event, of this table."""
+        return bool(self.site.fragment(self.number).numbers.keys() & SURVIVAL)
 
     def check_trained(self) -> None:
         """Refuse weights of rows that were not trained on."""
@@ -250,11 +286,22 @@ def information(site: Site, request: InformationRequest) -> InformationReply:
     for part in site.parts(method_of(site.family).state):
         features[part.number] = part.data.features
         outputs = part.model.outputs
-    names = weightings_of(site.terms.settings, outputs)
+    names = weightings_of(
+        site.terms.settings, outputs, has_clusters=request.clusters > 0
+    )
     passes = tuple(range(len(names)))
-    largest = request.largest_cluster
     shards = {
-        number: WeighedShard(site, number, tree, passes, body, largest, names)
+        number: WeighedShard(
+            site,
+            number,
+            tree,
+            passes,
+            body,
+            request.largest_cluster,
+            names,
+            request.clusters,
+            request.coarser,
+        )
         for number, body in site.each(request.parts)
     }
     columns = sum(request.columns.values())

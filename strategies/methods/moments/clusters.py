@@ -6,9 +6,9 @@ remain, share the 62 bits of a sum: slopes get as many bits as a standardised co
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -16,15 +16,21 @@ from strategies.methods.moments.assembly import MAGNITUDE, SPARE_BITS
 from strategies.methods.moments.join_counts import JoinCounts, block_of
 from strategies.run.exchange import Part, Replies
 from strategies.setup.joined_rows import JoinedTables
-from tp_flower.arrays import BoolArray, FloatArray, IndexArray, IntArray
+from tp_flower.arrays import (
+    AnyArray,
+    BoolArray,
+    FloatArray,
+    IndexArray,
+    IntArray,
+)
 from tp_flower.errors import QueryError
 from tp_flower.methods.moments.clusters import (
+    Members,
     bridge_of,
     bridged_rows,
     copied_rows,
     copy_of,
     doubled,
-    largest_cluster,
     number_clusters,
 )
 from tp_flower.methods.moments.exchange import Assembly, Contribution, PassRows
@@ -34,6 +40,7 @@ from tp_flower.methods.moments.settings import ErrorSettings
 from tp_flower.methods.moments.terms import cluster_edge
 from tp_flower.methods.moments.tree import JoinTree
 from tp_flower.methods.moments.words import WordArray
+from tp_flower.objectives.objective import RowClusters
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings import Settings
 
@@ -82,18 +89,16 @@ class ClusteredSlopes:
     """The slopes of the label's rows as whole numbers, and their clusters.
 
     Attributes:
-        edge: of the join whose keys are the clusters.
         is_trained: which rows of the label's table train, (n,).
-        numbers: of the clusters of those, (m,).
-        slopes: of all rows, (n,).
+        members: of the clusters, by place among those rows.
         unit: of a slope.
+        is_of_join: whether clusters are by the keys of a join, which sites know.
     """
 
-    edge: int
     is_trained: BoolArray
-    numbers: IntArray
-    slopes: IntArray
+    members: Members
     unit: float
+    is_of_join: bool
 
     @classmethod
     def of(
@@ -103,46 +108,92 @@ class ClusteredSlopes:
         is_trained: BoolArray,
         exact: FloatArray,
         chances: FloatArray,
-    ) -> "ClusteredSlopes":
+    ) -> Self:
         """Return slopes (n,) that are rounded up by the chances that make them right.
 
         ``chances`` (n,) are uniform.
         """
         codes = joined.key_codes(edge)[joined.bound.label_table][is_trained]
         numbers, _ = number_clusters(codes)
-        squares = exact[is_trained] ** 2
+        clusters = RowClusters(
+            np.arange(len(numbers)),
+            numbers,
+            exact[is_trained],
+            int(numbers.max(initial=-1)) + 1,
+        )
+        return cls._rounded(joined, is_trained, clusters, chances[is_trained])
+
+    @classmethod
+    def of_numbers(
+        cls,
+        joined: JoinedTables,
+        is_trained: BoolArray,
+        clusters: RowClusters,
+        chances: FloatArray,
+    ) -> Self:
+        """Return those of clusters of no join, whose rows are by place.
+
+        ``chances`` are of the members, (r,).
+        """
+        found = cls._rounded(joined, is_trained, clusters, chances)
+        return replace(found, is_of_join=False)
+
+    @classmethod
+    def _rounded(
+        cls,
+        joined: JoinedTables,
+        is_trained: BoolArray,
+        clusters: RowClusters,
+        chances: FloatArray,
+    ) -> Self:
+        exact = clusters.slopes
+        squares = exact**2
         mean = squares.mean()
-        by_cluster = np.bincount(numbers, squares)
-        pairs = len(squares) * by_cluster.max() / mean
+        by_cluster = np.bincount(clusters.numbers, squares)
+        by_row = np.bincount(clusters.rows, by_cluster[clusters.numbers])
+        pairs = np.count_nonzero(is_trained) * by_row.max() / mean
         is_sharded = any(len(of) > 1 for of in joined.extracted.parts.values())
         spare = MAGNITUDE + SPARE_BITS if is_sharded else 0
-        # as many for the root mean square as a column of squares of 1 has after it
-        bits = (_PRODUCT_BITS - 2 * spare - np.log2(pairs)) / 4.0
-        largest = np.abs(exact[is_trained]).max()
-        unit = max(np.sqrt(mean) * 2.0**-bits, largest / (LARGEST_SLOPE - 1))
+        # nearly as many for the root mean square as a column of squares of 1 has
+        bits = np.floor((_PRODUCT_BITS - 2 * spare - np.log2(pairs)) / 4.0 - 1.0)
+        unit = max(
+            np.sqrt(mean) * 2.0**-bits, np.abs(exact).max() / (LARGEST_SLOPE - 1)
+        )
         slopes = np.floor(exact / unit + chances).astype(np.int64)
-        slopes[~is_trained] = 0
-        return cls(edge, is_trained, numbers, slopes, float(unit))
+        members = Members(clusters.rows, clusters.numbers, slopes, clusters.count)
+        return cls(is_trained, members, float(unit), is_of_join=True)
 
-    def trained_in(self, span: slice) -> IntArray:
-        """Return those of the rows of a shard that train, as they are told."""
-        return self.slopes[span][self.is_trained[span]].astype(np.int32)
+    def told(self, span: slice) -> dict[str, AnyArray]:
+        """Return the fields about the rows of a shard that train."""
+        of_shard = self.in_shard(span)
+        fields: dict[str, AnyArray] = {"slopes": of_shard.slopes.astype(np.int32)}
+        if not self.is_of_join:
+            fields["members"] = of_shard.rows.astype(np.int32)
+            fields["clusters"] = of_shard.numbers.astype(np.int32)
+        return fields
+
+    def in_shard(self, span: slice) -> Members:
+        """Return the members among the rows of a shard that train."""
+        before = int(np.count_nonzero(self.is_trained[: span.start]))
+        count = int(np.count_nonzero(self.is_trained[span]))
+        positions = np.arange(before, before + count)
+        return self.members.among(positions, int(np.count_nonzero(self.is_trained)))
 
     @cached_property
     def largest(self) -> int:
-        """The largest sum of squares of a cluster."""
-        return largest_cluster(self.numbers, self.slopes[self.is_trained])
+        """The largest sum of squares of a row's clusters."""
+        return self.members.largest
 
     @property
     def clusters(self) -> int:
         """How many there are, G."""
-        return int(self.numbers.max()) + 1
+        return self.members.count
 
     @property
     def total(self) -> int:
         """The sum over the clusters of the squared sums of their slopes."""
         sums = np.zeros(self.clusters, np.int64)
-        np.add.at(sums, self.numbers, self.slopes[self.is_trained])
+        np.add.at(sums, self.members.numbers, self.members.slopes)
         return sum(each * each for each in sums.tolist())
 
 
@@ -176,7 +227,11 @@ class MeatSums:
         return len(self.counts.tree.edges)
 
     def matrix(self, replies: Replies, bits: Mapping[str, IntArray]) -> FloatArray:
-        """Return the meat without its factor, (D, D), in units of squared slopes."""
+        """Return the meat without its factor, (D, D), in units of squared slopes.
+
+        ``bits`` are those of columns in sums over rows.
+        """
+        bits = {name: each - self.counts.coarser for name, each in bits.items()}
         tables = self.counts.tree.tables
         contributions = {}
         for table in tables:
@@ -195,10 +250,9 @@ class MeatSums:
         of_pass = self.counts.of_pass(self._position)
         for table, plain in of_pass.items():
             rows[table], rows[copy_of(table)] = plain, copied_rows(plain, self._edges)
-        slopes = self.slopes.slopes[self.slopes.is_trained]
         for name in (self.layout.label_table, copy_of(self.layout.label_table)):
             bridge = bridge_of(self.counts.tree)
-            rows[name] = bridged_rows(rows[name], bridge, self.slopes.numbers, slopes)
+            rows[name] = bridged_rows(rows[name], bridge, self.slopes.members)
         return rows
 
     def _read(self, table: str, replies: Replies) -> Contribution:
@@ -238,9 +292,9 @@ class MeatSums:
         """Return where a part's keys of an edge are among the server's, of how many."""
         if edge < bridge_of(self.counts.tree):
             return self.counts.order(part, edge % self._edges, self._position)
+        if not self.slopes.is_of_join:
+            return np.arange(self.slopes.clusters), self.slopes.clusters
         span = dict(self.counts.joined.extracted.shards_of(part.table))[part]
-        before = int(np.count_nonzero(self.slopes.is_trained[: span.start]))
-        count = int(np.count_nonzero(self.slopes.is_trained[span]))
-        numbers = self.slopes.numbers[before : before + count]
+        numbers = self.slopes.in_shard(span).numbers
         _, first = number_clusters(numbers)
         return numbers[first], self.slopes.clusters

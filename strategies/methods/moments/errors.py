@@ -8,6 +8,7 @@ Entry ``inference`` of `report.json`::
     dispersion  that errors are by; without weights 1 where it is known
     clusters    of the training rows; 0 unless errors are clustered
     freedom     of the estimated dispersion; null where that is known
+    tail-freedom  of t and F; null for z and chi-squared
     ratio       what the exponential of a coefficient is; "" for nothing
     reference   the class whose scores are 0, of several; null for one score
     intercept   {value, standard-error, low, high}   of the score of a row of zeros; {}
@@ -19,9 +20,11 @@ Entry ``inference`` of `report.json`::
                 freedom, and its root of twice these; null where others determine it
     contrasts   [{column, reference, value, standard-error, z or t, p, low, high}]   of
                 features whose columns add up to 1: differences from the first column,
-                with the class as ``output`` where there are several
+                with the class as ``output`` where there are several; those that are
+                determined, which of a number with levels beside its slope none is
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,7 +50,6 @@ from tp_flower.methods.moments.settings import (
     ROBUST,
     ErrorSettings,
 )
-from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.settings import Settings
 
 SECTION: Final = "inference"
@@ -56,15 +58,11 @@ BY_CLUSTER: Final = "Standard errors for {} independent clusters by {}"
 KINDS: Final = {
     MODEL: "by the information of the loss ({loss})",
     ROBUST: "whatever the label's variance (HC0)",
-    CLUSTERED: "whatever the rows of a cluster have in common (HC0, G / (G - 1))",
+    CLUSTERED: "whatever the rows of a cluster have in common (HC1), with t by "
+    "{freedom} degrees of freedom",
 }
 DIFFERENCES: Final = "Coefficients are differences from those of class {!r}."
 HIDDEN: Final = "Not shown of {}, whose policies do not have 'coefficients = true'."
-APPROXIMATED: Final = (
-    "Means of the rows at risk are taken over stretches of time, in each of which {} "
-    "rows leave or more; {:.2g} % of the information is within them and estimated, and "
-    "errors are off by about as much."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,6 @@ class Errors:
     Attributes:
         inference: None where there is none, for the reason that ``note`` has.
         note: beside an inference, why it is rough, if it is.
-        approximated: the share of the information that is not known exactly.
         clusters: of the training rows, where errors are clustered.
         coefficients: that are shown, by table, (d_t [+ 1], k), of k classes beside the
             first one, or of one score.
@@ -84,7 +81,6 @@ class Errors:
     settings: Settings
     inference: Inference | None = None
     note: str = ""
-    approximated: float = 0.0
     clusters: int = 0
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -159,6 +155,7 @@ class Errors:
             "parameters": self.inference.parameters,
             "dispersion": self.inference.dispersion,
             "freedom": self.inference.freedom,
+            "tail-freedom": self.inference.tail_freedom,
             "clusters": self.clusters,
             "ratio": self.problem.response.ratio,
             "reference": self.reference,
@@ -197,7 +194,9 @@ class Errors:
 
     def _text(self) -> str:
         """Return what is said of the errors."""
-        kind = KINDS[self.kind].format(loss=self.problem.objective.name)
+        kind = KINDS[self.kind].format(
+            loss=self.problem.objective.name, freedom=self.clusters - 1
+        )
         independent = INDEPENDENT
         if self.clusters:
             named = self.settings.of(ErrorSettings).cluster
@@ -205,8 +204,6 @@ class Errors:
         notes = [f"{independent}, {kind}."]
         if self.reference is not None:
             notes.append(DIFFERENCES.format(self.reference))
-        if self.approximated:
-            notes.append(APPROXIMATED.format(LEAST_AT_RISK, 100.0 * self.approximated))
         if self.settings.l2:
             notes.append(CONDITIONAL)
         hidden = [name for name in self.problem.tables if name not in self.coefficients]
@@ -254,6 +251,8 @@ class Errors:
             for position, value, row in zip(
                 positions[1:], values.tolist(), statistics.tolist(), strict=True
             ):
+                if math.isnan(row[0]):
+                    continue
                 yield {
                     "column": names[position],
                     **output,

@@ -144,7 +144,7 @@ def _contrasts(inference: blocks.Record) -> blocks.Table:
 
 def _tests(inference: blocks.Record) -> blocks.Table:
     """Return the tests of all columns of a feature."""
-    is_known = inference.number("freedom") is None
+    is_known = inference.number("tail-freedom") is None
     columns = [
         blocks.text_column("feature", "feature"),
         blocks.count_column("columns", "columns"),

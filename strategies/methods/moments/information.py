@@ -56,7 +56,7 @@ from tp_flower.methods.moments.settings import (
 )
 from tp_flower.methods.moments.solve import JoinedMoments
 from tp_flower.methods.moments.terms import cluster_edge, tree_of
-from tp_flower.objectives.objective import Objective, RowInformation
+from tp_flower.objectives.objective import Objective, RowClusters, RowInformation
 from tp_flower.objectives.survival.stretches import LEAST_ROWS as LEAST_AT_RISK
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.randomness import Stream, generator
@@ -78,7 +78,7 @@ FEWER_CLUSTERS: Final = (
 )
 FEW: Final = (
     "Of fewer than {} clusters, intervals hold the truth less often than they say, and "
-    "p is too small: t by {} degrees of freedom, of clusters less one, is nearer."
+    "p is too small."
 )
 NO_SCALE: Final = (
     "No standard errors: in fixed point, columns far from a mean of 0 and a deviation "
@@ -88,11 +88,13 @@ UNEVEN: Final = (
     "Rows have so different information that it is rounded to nothing in some, whose "
     "sums are off by {:.0%}: errors of what varies in these rows alone are rough."
 )
-MOST_APPROXIMATED: Final = 0.05
-FEW_DEATHS: Final = (
-    "No standard errors: so few rows are at risk that {:.0%} of the information is "
-    "within stretches of time in which {} of them leave; means of fewer would tell "
-    "single rows."
+FEW_LEAVE: Final = (
+    "No standard errors: {} rows enter, leave or have an event between the first event "
+    "and the last; sums over pairs of fewer than {} would be told."
+)
+FEW_TIMES: Final = (
+    "No standard errors: events have so few times that {} columns, the intercept among "
+    "them, would tell the rows of each: use encoders of fewer columns."
 )
 FEW_AT_RISK: Final = (
     "No standard errors: in a stratum fewer than {} rows are at risk, whose means "
@@ -215,8 +217,7 @@ class InformationRound:
             meat = layout.moments(matrix)
             if not meat.are_of(slopes.total):
                 raise ReplyError(ALTERED)
-            clusters = slopes.clusters
-            moments.append(meat.scaled(slopes.unit**2 * clusters / (clusters - 1)))
+            moments.append(meat.scaled(slopes.unit**2))
         return moments
 
     def _caution(self) -> str:
@@ -225,7 +226,7 @@ class InformationRound:
         uneven = max(map(unevenness, told[: self._of_information]))
         notes = [UNEVEN.format(uneven)] if uneven > UNEVENNESS else []
         if 0 < self.clusters < FEW_CLUSTERS:
-            notes.append(FEW.format(FEW_CLUSTERS, self.clusters - 1))
+            notes.append(FEW.format(FEW_CLUSTERS))
         return " ".join(notes)
 
     @cached_property
@@ -236,13 +237,9 @@ class InformationRound:
 
     @property
     def clusters(self) -> int:
-        """The number of the training rows' clusters; 0 without any."""
-        return 0 if self._slopes is None else self._slopes.clusters
-
-    @property
-    def approximated(self) -> float:
-        """The share of the information that is not known exactly."""
-        return self._information.approximated
+        """The number of clusters that errors are for; 0 without any."""
+        is_clustered = self.settings.of(ErrorSettings).standard_errors == CLUSTERED
+        return self._slopes.clusters if is_clustered and self._slopes else 0
 
     def _refusal(self) -> str:
         """Return why there is nothing to ask for, or ""."""
@@ -252,12 +249,22 @@ class InformationRound:
         information = self._information
         if information.fewest < LEAST_AT_RISK:
             return FEW_AT_RISK.format(LEAST_AT_RISK)
-        if information.approximated > MOST_APPROXIMATED:
-            return FEW_DEATHS.format(information.approximated, LEAST_AT_RISK)
         encoders = self.problem.encoders.values()
         columns = sum(encoder.width for encoder in encoders) + 1
         if 0 < self.clusters <= columns:
             return FEWER_CLUSTERS.format(self.clusters, columns)
+        if information.clusters is not None:
+            return self._few_members(information.clusters, columns)
+        return ""
+
+    @staticmethod
+    def _few_members(clusters: RowClusters, columns: int) -> str:
+        """Return why sums over pairs of rows would tell them, or ""."""
+        rows = len(np.unique(clusters.rows))
+        if rows < LEAST_AT_RISK:
+            return FEW_LEAVE.format(rows, LEAST_AT_RISK)
+        if clusters.count <= columns:
+            return FEW_TIMES.format(columns)
         return ""
 
     def _request(
@@ -266,6 +273,7 @@ class InformationRound:
         """Return the request for sums of rows that weigh so much, (p, n)."""
         table = self.problem.tables[self.joined.bound.label_table]
         shares = self._shares(rounded[0])
+        beside = self._information.clusters
         parts = {}
         for part in self.joined.parts:
             of_rows: dict[str, AnyArray] = {}
@@ -276,12 +284,14 @@ class InformationRound:
                     of_rows["shares"] = shares[:, trained]
                 if self._slopes is not None:
                     span = dict(self.joined.extracted.shards_of(part.table))[part]
-                    of_rows["slopes"] = self._slopes.trained_in(span)
+                    of_rows |= self._slopes.told(span)
             bits = common_bits(counts, layout, part.table)
             parts[part.number] = counts.weighed_part(part, bits, of_rows)
         return InformationRequest(
             columns=dict(layout.columns),
             largest_cluster=counts.largest_cluster,
+            coarser=counts.coarser,
+            clusters=0 if beside is None else beside.count,
             parts=parts,
         )
 
@@ -348,7 +358,9 @@ class InformationRound:
     @property
     def _weightings(self) -> tuple[str, ...]:
         """By what the joined rows are weighed, once each."""
-        return weightings_of(self.settings, self.problem.objective.outputs)
+        is_within = self._information.clusters is not None
+        outputs = self.problem.objective.outputs
+        return weightings_of(self.settings, outputs, has_clusters=is_within)
 
     @property
     def _of_information(self) -> int:
@@ -366,6 +378,8 @@ class InformationRound:
         """What the label's rows tell of the loss, by cluster; None without clusters."""
         if CLUSTERS not in self._weightings:
             return None
+        if self._information.clusters is not None:
+            return self._within(self._information.clusters)
         objective = self.problem.objective
         scores = self.problem.rows.whole(SCORES)
         slopes = objective.weigh(objective.gradient(scores))
@@ -377,6 +391,24 @@ class InformationRound:
         edge = cluster_edge(tree, self.joined.bound.label_table, named)
         chances = generator(self.settings.seed, Stream.ROUNDING).random(len(exact))
         return ClusteredSlopes.of(self.joined, edge, ones > 0.0, exact, chances)
+
+    def _within(self, clusters: RowClusters) -> ClusteredSlopes:
+        """Return what an information says of the joined rows in clusters of its own."""
+        rows = self.problem.train.tables[self.joined.bound.label_table]
+        joined = len(self.problem.objective)
+        numbers = np.arange(1.0, 1.0 + joined)
+        numbers = self._of_table(rows.segment_sum(numbers[:, None]).T)[0]
+        is_trained = numbers > 0.0
+        # a row of the label's table is in one joined row
+        places = np.empty(joined, np.int64)
+        places[numbers[is_trained].astype(np.int64) - 1] = np.arange(joined)
+        random = generator(self.settings.seed, Stream.ROUNDING)
+        return ClusteredSlopes.of_numbers(
+            self.joined,
+            is_trained,
+            replace(clusters, rows=places[clusters.rows]),
+            random.random(len(clusters.rows)),
+        )
 
     @cached_property
     def _is_trained(self) -> BoolArray:
@@ -432,10 +464,11 @@ class InformationRound:
             dispersion = float(total) / freedom if freedom > 0.0 else np.nan
         l2 = self.settings.l2 * rows / information.joined_rows
         if (scales := self._information.scales) is not None:
-            information = information.without_intercept(scales)
+            information = information.without_intercept(scales, *beside)
             found = Inference.of(information, l2, dispersion, freedom)
             return found.without_intercept()
-        return Inference.of(information, l2, dispersion, freedom, *beside)
+        found = Inference.of(information, l2, dispersion, freedom, *beside)
+        return found.of_clusters(self.clusters, rows) if self.clusters else found
 
     @property
     def _mean_weight(self) -> float:

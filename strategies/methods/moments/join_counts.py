@@ -47,8 +47,8 @@ class JoinCounts:
             joined row that is left out weighs 0. None for subsets, in which rows count
             as the run weighs them.
         shares: columns of the label's table beside its features, in place of a label.
-        largest_cluster: the largest sum of squared slopes of a cluster, over whose
-            pairs of rows the sums of the last weighting are; 0 for those of rows.
+        largest_cluster: the largest sum of squared slopes of a row's clusters, if the
+            sums of the last weighting are over pairs of rows; 0 for those of rows.
     """
 
     joined: JoinedTables
@@ -170,8 +170,24 @@ class JoinCounts:
     @property
     def mass(self) -> int:
         """The largest sum of squares, over all passes, of a column of ones."""
-        pairs = int(self.totals[-1]) * self.largest_cluster
-        return pairs + int(self.totals[: len(self.row_passes)].sum())
+        return self._row_mass + (self._pair_mass >> 2 * self.coarser)
+
+    @property
+    def coarser(self) -> int:
+        """The bits that columns have less in sums over pairs of rows, for slopes."""
+        ratio = -(-self._pair_mass // self._row_mass)
+        # half of the logarithm, rounded up
+        return (max(ratio - 1, 0).bit_length() + 1) // 2
+
+    @property
+    def _row_mass(self) -> int:
+        """The largest sum of squares of a column of ones over rows."""
+        return int(self.totals[: len(self.row_passes)].sum())
+
+    @property
+    def _pair_mass(self) -> int:
+        """The largest one over pairs of rows."""
+        return int(self.totals[-1]) * self.largest_cluster
 
     @cached_property
     def bits(self) -> dict[str, AnyArray | None]:

@@ -32,9 +32,9 @@ OF_STATSMODELS = {
     "logistic": [0.116944888293, 0.0860886113419, 0.114512397129, 0.117181999883],
     "poisson": [0.0490672460856, 0.0602477183103, 0.0591557878357, 0.0576268729924],
 }
-"""Of statsmodels 0.15, GLM(label, design, family).fit(cov_type="cluster", cov_kwds=
-{"groups": clusters}), without the intercept's; of gamma its bread is another, by the
-observed information."""
+"""Errors of statsmodels 0.15, GLM(label, design, family).fit(cov_type="cluster",
+cov_kwds={"groups": clusters}, use_t=True), without the intercept's, whose p are those
+of R to 9 digits; of gamma its bread is another, by the observed information."""
 HELD_OUT = {"test_split": "time(c.km)", "test_fraction": 0.25}
 UNSCALED = {"encoders": "; ".join(f"{name}=none missing=zero" for name in FEATURES)}
 CLUSTERED = {"standard_errors": "clustered", "cluster": "p"}
@@ -66,16 +66,12 @@ def errors_of(model) -> np.ndarray:
 def test_the_slow_computation_is_that_of_r(loss):
     features, label, _, clusters = joined(sql(LABELS[loss]), tables())
     found = fit_linear(features, label, loss, clusters=clusters)
-    np.testing.assert_allclose(found.errors[[-1, 0, 1, 2, 3]], OF_R[loss], rtol=1e-6)
-
-
-@pytest.mark.parametrize("loss", OF_STATSMODELS)
-def test_those_of_statsmodels_are_larger_by_the_degrees_of_freedom(loss):
-    features, label, _, clusters = joined(sql(LABELS[loss]), tables())
-    found = fit_linear(features, label, loss, clusters=clusters).errors[:-1]
-    rows = len(label)
-    factor = np.sqrt((rows - 1) / (rows - len(COLUMNS)))
-    np.testing.assert_allclose(factor * found, OF_STATSMODELS[loss], rtol=1e-6)
+    for name, of_r in OF_R[loss].items():
+        ours = getattr(found, name)[[-1, 0, 1, 2, 3]]
+        np.testing.assert_allclose(ours, of_r, rtol=1e-6)
+    if loss in OF_STATSMODELS:
+        errors = found.errors[:-1]
+        np.testing.assert_allclose(errors, OF_STATSMODELS[loss], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +112,11 @@ def test_errors_are_those_of_the_join(loss, more, is_left, how):
     places = slice(0, 4) if is_left else slice(0, 5)
     found = errors_of(model)
     np.testing.assert_allclose(found[places], expected.errors[places], rtol=RTOL)
+    by_column = model.coefficients.set_index("column").loc[COLUMNS[:-1]]
+    reach = (by_column["high"] - by_column["low"]) / 2.0
+    np.testing.assert_allclose(reach, expected.reach[:-1], rtol=RTOL)
+    # p of a ratio that is off by as much
+    np.testing.assert_allclose(by_column["p"], expected.chances[:-1], rtol=50 * RTOL)
     count = len(np.unique(clusters))
     note = model.report["inference"]["note"]
     assert note.startswith(f"Standard errors for {count} independent clusters by p")
@@ -144,7 +145,9 @@ def test_rows_that_are_each_a_cluster_have_robust_errors():
     with engine_of(frames) as engine:
         clusters = len(engine.execute(query).fetchdf())
     ratio = clustered["standard_error"] / robust["standard_error"]
-    np.testing.assert_allclose(ratio, np.sqrt(clusters / (clusters - 1)), rtol=RTOL)
+    # as HC1 is to HC0: each row is a cluster
+    factor = clusters / (clusters - len(robust[robust["column"] != "(intercept)"]) - 1)
+    np.testing.assert_allclose(ratio, np.sqrt(factor), rtol=RTOL)
     few = f"{query} WHERE p.pid < 9"
     with pytest.raises(QueryError, match=r"are of 9 clusters by 'p'.*for 10 or more"):
         fit(few, sites(**frames), loss="poisson", **CLUSTERED)
@@ -249,6 +252,8 @@ def test_few_clusters_are_told_and_fewer_than_columns_have_no_errors():
     inference = model.report["inference"]
     assert "Of fewer than 50 clusters" in inference["note"]
     assert f"t by {inference['clusters'] - 1} degrees" in inference["note"]
+    assert inference["tail-freedom"] == inference["clusters"] - 1
+    assert inference["freedom"] is None
     assert any("p is too small" in text for text in model.report["warnings"])
     few = sql("c.claims", more=" WHERE p.pid < 12")
     how = {"loss": "poisson", "l2": 0.1, **CLUSTERED}

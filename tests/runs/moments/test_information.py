@@ -232,6 +232,28 @@ def test_categories_differ_from_a_reference_as_by_treatment_coding(loss):
     assert test["statistic"] == pytest.approx(square / share, rel=1e-4)
 
 
+def test_levels_beside_their_slope_have_no_differences():
+    """Whatever the slope takes from one level to the next, the levels may take back."""
+    query = sql("c.claims", ("c.km", "c.times"))
+    frames = tables()
+    frames["claims"]["times"] = frames["claims"]["times"].clip(upper=3)
+    how = {"loss": "poisson", "encoders": "c.times=levels(3)"}
+    inference = fit(query, sites(**frames), **how).report["inference"]
+    assert len(inference["undetermined"]) == 1 + 3
+    assert inference["contrasts"] == []
+    (test,) = [each for each in inference["tests"] if each["feature"] == "c.times"]
+    assert test["columns"] == 2
+    with engine_of(frames) as engine:
+        rows = engine.execute(query).fetchdf()
+    km = (rows["km"] - rows["km"].mean()) / rows["km"].std(ddof=0)
+    coded = pd.get_dummies(rows["times"]).iloc[:, 1:]
+    design = np.column_stack([km, coded.to_numpy(np.float64)])
+    expected = fit_linear(design, rows["label"].to_numpy(np.float64), "poisson")
+    differences = expected.coefficients[1:3]
+    square = differences @ np.linalg.solve(expected.covariance[1:3, 1:3], differences)
+    assert test["statistic"] == pytest.approx(square, rel=1e-4)
+
+
 @pytest.mark.parametrize("loss", ["squared", "poisson"])
 def test_the_inflation_of_features_is_that_of_r(loss):
     """Of an indicator of each job, where R leaves one out."""

@@ -67,7 +67,7 @@ def fit_linear(
 ) -> LinearFit:
     """Fit by Fisher scoring; errors are by the expected information, as R's are.
 
-    With the numbers of rows' clusters they are clustered, cluster by cluster.
+    With the numbers of rows' clusters they are clustered, cluster by cluster, HC1.
     """
     design = np.column_stack([features, np.ones(len(label))])
     rows, width = design.shape
@@ -98,7 +98,8 @@ def fit_linear(
         scores = slopes[:, None] * design
         sums = [scores[clusters == number].sum(axis=0) for number in numbers]
         meat = sum(np.outer(each, each) for each in sums)
-        meat *= len(numbers) / (len(numbers) - 1)
+        meat *= len(numbers) / (len(numbers) - 1) * (rows - 1) / (rows - width)
+        freedom = len(numbers) - 1
     return LinearFit(theta, bread @ meat @ bread, freedom)
 
 

@@ -7,6 +7,8 @@ from tests.support.tables.random_joins import PASSES, Joined, added_up, aligned
 from tp_flower.methods.moments.clusters import (
     ClusteredShard,
     ClusterRows,
+    Members,
+    NumberedRows,
     bridge_of,
     bridged_rows,
     copied_rows,
@@ -84,24 +86,22 @@ class Sums:
             )
             halves = [plain, copied_rows(plain, self.edges)]
             if table == LABELS:
-                slopes = self.slopes[self.in_pass]
-                halves = [
-                    bridged_rows(h, bridge, self.clusters, slopes) for h in halves
-                ]
+                members = self.members_of(self.in_pass)
+                halves = [bridged_rows(h, bridge, members) for h in halves]
             found[table], found[copy_of(table)] = halves
         return found
 
     def of_shard(self, table: str, shard: SummedShard, span: slice) -> Contribution:
         """What a shard sends, by the keys of the whole table."""
-        of_labels = ClusterRows(self.edge, SECRET, self.slopes[span])
-        clusters = of_labels if table == LABELS else None
+        clusters = self.clusters_of(span) if table == LABELS else None
         found = ClusteredShard(shard, LABELS, clusters).contribution(
             self.number, PASSES[self.number]
         )
         sums = {}
         for (edge, source), block in found.sums.items():
             if edge == bridge_of(self.joined.tree):
-                total = np.zeros((self.clusters.max(initial=-1) + 1, block.shape[1]))
+                count = self.members_of(self.in_pass).count
+                total = np.zeros((count, block.shape[1]))
                 sums[edge, source] = total.astype(np.uint64)
                 sums[edge, source][self.clusters_in(span)] = block
                 continue
@@ -111,11 +111,73 @@ class Sums:
             sums[edge, source] = lined_up.sums[place]
         return Contribution(sums, found.products)
 
+    def members_of(self, positions: np.ndarray) -> Members:
+        """Of the rows of the label's table that take part, a mask (n,)."""
+        return Members.once(self.clusters, self.slopes[positions])
+
+    def clusters_of(self, span: slice) -> ClusterRows:
+        """What a shard of the label's table knows."""
+        return ClusterRows(self.edge, SECRET, self.slopes[span])
+
     def clusters_in(self, span: slice) -> np.ndarray:
         """The clusters of a shard's rows, as these come first."""
         before = int(self.in_pass[: span.start].sum())
         numbers = self.clusters[before : before + int(self.in_pass[span].sum())]
         return numbers[number_clusters(numbers)[1]]
+
+
+class Numbered(Sums):
+    """The exchange of sums over pairs of rows in clusters by numbers, in the pass 0."""
+
+    def __init__(self, joined: Joined, rng: np.random.Generator):
+        rows = len(joined.values[LABELS])
+        count = 6
+        members = 3 * rows
+        self.members = Members(
+            rng.integers(rows, size=members),
+            rng.integers(count, size=members),
+            rng.integers(-(1 << 10), 1 << 10, size=members),
+            count,
+        )
+        edge = joined.tree.edges_of(LABELS)[0]
+        super().__init__(joined, 0, edge, np.ones(rows, np.int64))
+
+    def expected(self) -> dict:
+        """The sums of the built join, cluster by cluster."""
+        joined = self.joined
+        rows = joined.rows_of_join()
+        rows = {
+            table: of[np.append(joined.subset, 0)[rows[joined.split_table]] == 0]
+            for table, of in rows.items()
+        }
+        scores = {}
+        for table, block in joined.values.items():
+            padded = np.vstack([block, np.zeros_like(block[:1])])[rows[table]]
+            sums = np.zeros((self.members.count, block.shape[1]), np.uint64)
+            for row, number, slope in zip(
+                self.members.rows,
+                self.members.numbers,
+                self.members.slopes.astype(np.uint64),
+                strict=True,
+            ):
+                sums[number] += slope * padded[rows[LABELS] == row].sum(axis=0)
+            scores[table] = sums
+        return {
+            (first, copy_of(second)): scores[first].T @ scores[second]
+            for first, second in joined.tree.pairs
+        }
+
+    def members_of(self, positions: np.ndarray) -> Members:
+        rows = len(self.joined.values[LABELS])
+        return self.members.among(np.flatnonzero(positions), rows)
+
+    def clusters_of(self, span: slice) -> NumberedRows:
+        rows = np.zeros(len(self.slopes), bool)
+        rows[span] = True
+        return NumberedRows(SECRET, self.members_of(rows))
+
+    def clusters_in(self, _: slice) -> np.ndarray:
+        return np.arange(self.members.count)
 
 
 @pytest.mark.cases("0")
@@ -136,6 +198,37 @@ def test_the_blocks_are_those_of_pairs_of_rows(seed):
                     np.testing.assert_array_equal(
                         found[pair], block, err_msg=str((pair, shards))
                     )
+
+
+def test_numbered_clusters_are_those_of_the_built_join():
+    """A row is in several, or in none; a shard may have no row of one."""
+    rng = np.random.default_rng(5)
+    for _ in range(5):
+        joined = Joined.draw(rng, most_tables=4)
+        exchange = Numbered(joined, rng)
+        blocks = exchange.expected()
+        for shards in (None, joined.cut(rng)):
+            found = exchange.blocks(shards)
+            for pair, block in blocks.items():
+                np.testing.assert_array_equal(found[pair], block, err_msg=str(pair))
+
+
+def test_squares_of_columns_are_within_the_largest_of_a_rows_clusters():
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        rows, numbers = rng.integers(0, (8, 5), size=(30, 2)).T
+        members = Members(rows, numbers, rng.integers(-9, 10, size=30), 5)
+        column = rng.normal(size=8)
+        sums = np.zeros(5)
+        np.add.at(sums, numbers, members.slopes * column[rows])
+        assert np.sum(sums**2) <= members.largest * np.sum(column**2) + 1e-9
+        places = rng.permutation(8)[:4]
+        some = members.among(places, 8)
+        is_in = np.isin(rows, places)
+        np.testing.assert_array_equal(places[some.rows], rows[is_in])
+        np.testing.assert_array_equal(some.slopes, members.slopes[is_in])
+    alone = Members(np.zeros(2, np.int64), np.arange(2), np.array([3, 4]), 2)
+    assert alone.largest == 25
 
 
 def test_no_word_covers_two_sums(monkeypatch):

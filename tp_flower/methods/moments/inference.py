@@ -16,7 +16,10 @@ section 2.2.2).
 
 *Robust* errors hold where the family's variance does not. In place of phi C between the
 inverses they have the moments of the features weighted by squared derivatives of the
-loss (White 1980; HC0 of MacKinnon and White 1985).
+loss (White 1980; HC0 of MacKinnon and White 1985). *Clustered* errors have sums of
+scores of the rows of each of G clusters, times G / (G - 1) (N - 1) / (N - k) for k
+parameters, and t by G - 1 degrees of freedom (Cameron and Miller 2015, "A
+Practitioner's Guide to Cluster-Robust Inference", sections II.B and VI.A).
 
 *Noise* on moments of least squares is counted, too. The model has a ridge against it,
 whose bias nobody knows, so errors are those of the fit without that ridge. With
@@ -98,6 +101,7 @@ class Inference:
         freedom: degrees of freedom of the dispersion; infinity where it is known.
         dispersion: phi.
         outputs: k, the scores with coefficients of their own.
+        clusters: G, whose sums the covariance is by; 0 for rows.
     """
 
     covariance: FloatArray
@@ -106,6 +110,7 @@ class Inference:
     freedom: float
     dispersion: float = 1.0
     outputs: int = 1
+    clusters: int = 0
 
     @classmethod
     def of_squares(cls, moments: JoinedMoments, fit: Fit) -> Self:
@@ -160,6 +165,11 @@ class Inference:
         covariance[-1] = covariance[:, -1] = np.nan
         return replace(self, covariance=covariance)
 
+    def of_clusters(self, clusters: int, rows: int) -> Self:
+        """Return that of G clusters of N rows, by whose sums the covariance is."""
+        factor = clusters / (clusters - 1) * (rows - 1) / (rows - self.parameters)
+        return replace(self, covariance=factor * self.covariance, clusters=clusters)
+
     @property
     def features(self) -> int:
         """The number of features, d."""
@@ -206,9 +216,14 @@ class Inference:
         return ~np.isnan(self.errors[: self.features])
 
     @property
+    def tail_freedom(self) -> float:
+        """The degrees of freedom of t and F; infinity for z and chi-squared."""
+        return self.clusters - 1.0 if self.clusters else self.freedom
+
+    @property
     def ratio(self) -> str:
         """What the ratio of an estimate to its error is called, by its distribution."""
-        return "z" if np.isinf(self.freedom) else "t"
+        return "z" if np.isinf(self.tail_freedom) else "t"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -264,7 +279,7 @@ class Inference:
             return Wald(np.nan, count, np.nan)
         along = tested.T @ estimates[columns]
         square = float(np.sum(along**2 / values[is_tested]))
-        statistic, p = tail_of(square, count, self.freedom)
+        statistic, p = tail_of(square, count, self.tail_freedom)
         return Wald(statistic, count, p)
 
     @staticmethod
@@ -279,12 +294,13 @@ class Inference:
 
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = estimates / errors
-        if np.isinf(self.freedom):
+        freedom = self.tail_freedom
+        if np.isinf(freedom):
             p = 2.0 * special.ndtr(-np.abs(ratios))
             reach = special.ndtri(0.5 + 0.5 * CONFIDENCE) * errors
         else:
-            p = 2.0 * special.stdtr(self.freedom, -np.abs(ratios))
-            reach = special.stdtrit(self.freedom, 0.5 + 0.5 * CONFIDENCE) * errors
+            p = 2.0 * special.stdtr(freedom, -np.abs(ratios))
+            reach = special.stdtrit(freedom, 0.5 + 0.5 * CONFIDENCE) * errors
         return np.column_stack(
             [errors, ratios, p, estimates - reach, estimates + reach]
         )

@@ -19,6 +19,8 @@ MOST_SHARE: Final = 1e6
 """Of a row's weight, which is rounded: one that weighs next to nothing weighs 1."""
 
 LARGEST_SLOPE: Final = (1 << 20) - 1
+LARGEST_NUMBER: Final = (1 << 31) - 1
+MOST_COARSER: Final = 31
 """Of a row's loss, as a whole number of either sign."""
 
 SIGNIFICANT_DIGITS: Final = 6
@@ -330,9 +332,12 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
         weights: of the label's table, what each row weighs that is trained on, of K
             classes in K (K - 1) / 2 weightings.
         slopes: of it, how steep the loss of each of these rows is, with its sign, where
-            errors are clustered.
+            errors are clustered; of times to an event, how much a member of a cluster
+            counts.
+        members: of it, of times to an event, the trained row of each of these slopes.
+        clusters: of it, their clusters.
         shares: of it, how much belongs to each stretch of time, by row, of times to an
-            event; the last are what stretches leave out.
+            event.
     """
 
     incoming: dict[str, Incoming] = {}
@@ -347,9 +352,15 @@ class InformationPart(PartBody, frozen=True, kw_only=True):
     slopes: (
         Annotated[
             AnyArray,
-            f.ArraySpec("int32", ("trained",), -LARGEST_SLOPE, LARGEST_SLOPE),
+            f.ArraySpec("int32", ("slopes",), -LARGEST_SLOPE, LARGEST_SLOPE),
         ]
         | None
+    ) = None
+    members: (
+        Annotated[AnyArray, f.ArraySpec("int32", ("slopes",), 0, LARGEST_NUMBER)] | None
+    ) = None
+    clusters: (
+        Annotated[AnyArray, f.ArraySpec("int32", ("slopes",), 0, LARGEST_NUMBER)] | None
     ) = None
     shares: (
         Annotated[
@@ -364,11 +375,16 @@ class InformationRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         columns: of every table, the intercept's among them.
-        largest_cluster: the largest sum of squared slopes of a cluster; 0 without any.
+        largest_cluster: the largest sum of squared slopes of a row's clusters; 0
+            without any.
+        coarser: bits that columns have less in sums over pairs of rows of a cluster.
+        clusters: of times to an event, how many there are; 0 of others.
     """
 
     columns: dict[f.Name, f.Count]
     largest_cluster: f.TableRowCount = 0
+    coarser: Annotated[int, f.between(0, MOST_COARSER)] = 0
+    clusters: Annotated[int, f.between(0, LARGEST_NUMBER)] = 0
     parts: dict[int, InformationPart]
 
     discloses = (
@@ -386,9 +402,9 @@ class InformationRequest(Request, frozen=True, kw_only=True):
         ),
         Discloses(
             "of times to an event, how much of a row's hazard is in each of some "
-            "stretches of time: the model's score, and between which of them the row "
-            "is at risk",
-            fields=("shares",),
+            "stretches of time, and of their halves, in which it enters or leaves: the "
+            "model's score, and when the row is at risk",
+            fields=("shares", "slopes", "members", "clusters"),
         ),
         Discloses(
             "how many columns each table has",
@@ -397,7 +413,7 @@ class InformationRequest(Request, frozen=True, kw_only=True):
         Discloses(
             "for clustered errors, how large the squared slopes of a cluster's rows "
             "add up to at most",
-            fields=("largest_cluster",),
+            fields=("largest_cluster", "coarser"),
         ),
     )
 
@@ -415,8 +431,8 @@ class InformationReply(Reply, frozen=True, kw_only=True):
             "robust errors by its squared slope, for clustered "
             "ones over pairs of rows of a cluster by both slopes; of times to "
             "an event also, by stretch of time, sums of the columns over the rows at "
-            "risk: of single rows nothing, unless a column, a key or a weight marks "
-            "one",
+            "risk, and over pairs of rows that leave in the same stretch: of single "
+            "rows nothing, unless a column, a key or a weight marks one",
             fields=("sums", "products"),
             covered_by="pads",
             kinds=("weighted-moments",),

@@ -95,7 +95,7 @@ class ErrorSettings:
         NONE,
         'Standard errors of coefficients, after training: "model" takes the loss\'s '
         'own variance for the label\'s, "robust" does not (HC0), nor does '
-        '"clustered", for rows of a cluster that are alike; "none" sends nothing '
+        '"clustered", for rows of a cluster that are alike (HC1); "none" sends nothing '
         'for them. Policies allow it by releases.covariance. Strategy "moments" has '
         "those of least squares without the setting.",
         OneOf((NONE, MODEL, ROBUST, CLUSTERED)),
@@ -224,10 +224,13 @@ def tells_of_errors(settings: Settings) -> str:
     return WEIGHED.format(OVER_PAIRS if is_clustered else "")
 
 
-def weightings_of(settings: Settings, outputs: int = 1) -> tuple[str, ...]:
+def weightings_of(
+    settings: Settings, outputs: int = 1, *, has_clusters: bool = False
+) -> tuple[str, ...]:
     """Return by what the joined rows are weighed, once each, for standard errors.
 
-    Of several classes with a score each, once for each two of them.
+    Of several classes with a score each, once for each two of them; of an information
+    that has clusters, as that of times to an event, over pairs of their rows, too.
     """
     if outputs > 1:
         return tuple(
@@ -235,6 +238,8 @@ def weightings_of(settings: Settings, outputs: int = 1) -> tuple[str, ...]:
             for first, second in combinations(range(outputs), 2)
         )
     beside = {ROBUST: (SQUARES,), CLUSTERED: (CLUSTERS,)}
+    if has_clusters:
+        return (CURVATURE, CLUSTERS)
     return (CURVATURE, *beside.get(settings.of(ErrorSettings).standard_errors, ()))
 
 

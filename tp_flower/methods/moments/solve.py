@@ -105,18 +105,26 @@ class JoinedMoments:
         """Return the moments of rows that weigh so many times as much."""
         return replace(self, matrix=factor * self.matrix)
 
-    def without_intercept(self, scales: FloatArray) -> "JoinedMoments":
+    def without_intercept(
+        self, scales: FloatArray, *taken: "JoinedMoments"
+    ) -> "JoinedMoments":
         """Return those of an information whose means are in the label's columns.
 
-        The sums of the features times each of these are added, squared and scaled (k,);
-        the intercept, which such an information does not have, is beside all others.
+        The sums of the features times each of these are added, squared and scaled (k,),
+        and other moments of the features ``taken`` off; the intercept, which such an
+        information does not have, is beside all others.
         """
-        sums = self.matrix[np.ix_(self.features, self.labels)]
+        # constants have no information: rounding then multiplies deviations alone
+        centre = np.eye(len(self.matrix))
+        centre[self.features, self.intercept] = -self.mean_features
+        centred = centre @ self.matrix @ centre.T
+        of_features = np.ix_(self.features, self.features)
+        sums = centred[np.ix_(self.features, self.labels)]
+        information = centred[of_features] + (sums * scales) @ sums.T
+        for others in taken:
+            information -= (centre @ others.matrix @ centre.T)[of_features]
         matrix = np.zeros_like(self.matrix)
-        information = self.matrix[np.ix_(self.features, self.features)]
-        matrix[np.ix_(self.features, self.features)] = (
-            information + (sums * scales) @ sums.T
-        )
+        matrix[of_features] = information
         matrix[self.intercept, self.intercept] = self.joined_rows
         return replace(self, matrix=matrix)
 

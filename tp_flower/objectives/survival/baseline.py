@@ -16,7 +16,7 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray, IndexArray
 
-MOST_TIMES: Final = 300
+MOST_TIMES: Final = 3000
 """Event times that are kept, of all strata: each has as many, and two at least."""
 
 

@@ -31,7 +31,7 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from tp_flower.arrays import BoolArray, FloatArray, mean
+from tp_flower.arrays import FloatArray, mean
 from tp_flower.objectives.log_link import exponential
 from tp_flower.objectives.objective import (
     TARGET,
@@ -47,7 +47,8 @@ from tp_flower.objectives.survival.baseline import (
 )
 from tp_flower.objectives.survival.brier import integrated_brier
 from tp_flower.objectives.survival.concordance import Survival, concordance
-from tp_flower.objectives.survival.risk_sets import NO_SUM, RiskSets
+from tp_flower.objectives.survival.levels import Clock, Steps
+from tp_flower.objectives.survival.risk_sets import RiskSets
 from tp_flower.objectives.survival.stretches import Stretches
 from tp_flower.objectives.target import ENTRY, EVENT, STRATA, TIME, Target
 
@@ -358,55 +359,48 @@ class Cox(Objective):
         return Stretches.of(self.risk_sets)
 
     def information_by_rows(self, scores: FloatArray) -> RowInformation:
-        """Return the information, approximately, of stretches of time (S of them).
+        """Return the information, by stretches of time (S of them).
 
-        What is beside the rows' weights are B, whose features' sums are means of those
-        at risk, and R; see :mod:`tp_flower.objectives.survival.stretches`.
+        What is beside the rows' weights is in proportion to the hazards that they have
+        had in each stretch, and its features' sums to means of the rows at risk; see
+        :mod:`tp_flower.objectives.survival.levels`.
         """
         sets = self.risk_sets
         risk = self.at_risk(scores)
-        hazards = self.log_hazards(risk)
-        of_time = self.stretches.of_time
-        numbers = range(len(self.stretches))
-        parts = np.column_stack(
-            [
-                self.weigh(self._expected(scores, risk, hazards, of_time == number))
-                for number in numbers
-            ]
+        shares = risk.left**-2
+        whole, late, later = (
+            sets.sums_of_deaths(sets.ranks**power * shares) for power in range(3)
         )
-        deaths = np.bincount(of_time, self.mean_weights * sets.counts)
-        whole = parts.sum(axis=1)
-        squares = whole - self.weigh(self.hessian(scores)[:, 0])
-        within = np.maximum(squares - parts**2 @ (1.0 / deaths), 0.0)
-        total = max(float(within.sum()), np.finfo(float).tiny)
+        logs = np.log(self.mean_weights) - 2.0 * risk.log_sum
+        spread = np.where(sets.counts > 1, later - late**2 / whole, 0.0)
+        with np.errstate(divide="ignore"):
+            ties = logs + np.log(np.maximum(spread, 0.0))
+        clock = Clock(
+            sets,
+            Steps(logs + np.log(whole), late / whole, ties),
+            self.stretches.of_time,
+            scores[:, 0] + self._log_weights,
+        )
+        first_deaths = np.searchsorted(sets.time_of, clock.first)
+        at_risk = risk.log_sum[sets.time_of] + np.log(risk.left)
+        means, scales = clock.means(np.minimum.reduceat(at_risk, first_deaths))
         return RowInformation(
-            whole - within,
-            np.column_stack([parts, within]),
-            np.append(-1.0 / deaths, 1.0 / total),
-            approximated=total / float(whole.sum()),
-            fewest=self.stretches.fewest,
+            self.weigh(self._expected(scores, risk)),
+            means,
+            scales,
+            self.stretches.fewest,
+            clock.clusters(),
         )
 
-    def _expected(
-        self,
-        scores: FloatArray,
-        risk: AtRisk,
-        hazards: FloatArray | None = None,
-        counted: BoolArray | None = None,
-    ) -> FloatArray:
+    def _expected(self, scores: FloatArray, risk: AtRisk) -> FloatArray:
         """Return how many events a row's hazard has had by its time, (N,).
 
-        Of the l-th death at a time the others are at risk by 1 - l/d of them. The
-        logs of hazards may be known, and some event times alone may count, (K,) each.
+        Of the l-th death at a time the others are at risk by 1 - l/d of them.
         """
         sets = self.risk_sets
         eta = scores[:, 0]
-        hazards = self.log_hazards(risk) if hazards is None else hazards
         late = self.mean_weights * sets.sums_of_deaths(sets.ranks / risk.left)
-        if counted is not None:
-            hazards = np.where(counted, hazards, NO_SUM)
-            late = np.where(counted, late, 0.0)
-        expected = np.exp(eta + sets.spans.over_times(hazards))
+        expected = np.exp(eta + sets.spans.over_times(self.log_hazards(risk)))
         ratios = np.exp(eta[sets.deaths] - risk.log_sum[sets.time_of])
         expected[sets.deaths] -= late[sets.time_of] * ratios
         return expected

@@ -7,16 +7,8 @@ covariance among the rows that are at risk then, each by its chance p to be the 
 
 The means m_k are no second moments of rows; two that follow each other differ by the
 rows that have left in between, and would tell these. So means are taken over stretches
-of event times s, in which many rows leave: with b_s = sum_i B_si x_i and n_s the deaths
-of the stretch,
-
-    B_si = sum_{k in s} w'_k p_ki        R_i = sum_k w'_k p_ki^2 - sum_s B_si^2 / n_s
-    I ~ sum_i (sum_s B_si - R_i) x_i x_i' - sum_s b_s b_s' / n_s + r r' / sum_i R_i
-
-with r = sum_i R_i x_i. What is left out is the spread of m_k around its stretch's mean,
-a quadratic form of the rows whose diagonal is R and whose rows add up to 0: it is taken
-to be that of rows which leave in an order that their features do not decide. Columns
-that add up to 1 have no information, as in I.
+of event times, in which many rows leave. How the means of a stretch differ is a sum
+over pairs of its rows (:mod:`tp_flower.objectives.survival.levels`).
 
 Notation:
     N  rows      K  event times      S  stretches
