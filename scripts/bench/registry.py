@@ -26,6 +26,7 @@ from scripts.bench.suites.methods import measure_methods
 from scripts.bench.suites.moments import measure_moments
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.scale import measure_linearity, measure_paper_scale
+from scripts.bench.suites.windows import measure_windows
 
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
@@ -40,6 +41,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "coreset": measure_coreset,
     "encode": measure_encode,
     "memory": measure_memory,
+    "windows": measure_windows,
     "privacy": measure_privacy,
     "moments": measure_moments,
     "coverage": measure_coverage,

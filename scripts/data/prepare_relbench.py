@@ -8,9 +8,14 @@ through others, and what is known at its cutoff of the entity's events: how many
 and means of numbers in windows of some steps, the last one. The run holds out
 RelBench's rows. Every table is an organisation, unless ``--owners`` groups them; tables
 of one owner are joined to reach events of two joins. What is left out is printed.
+
+FOLDER has ``db/`` and ``tasks/NAME/`` with train, val and test. Keys, times and targets
+are in a ``manifest.yaml`` of both, or, as the package ``relbench`` keeps its downloads,
+in the metadata of the Parquet files.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,6 +33,12 @@ from scripts.data.run_files import DataError
 from tp_flower.duckdb_engine import quote_name, quote_text
 
 Manifest = Mapping[str, Any]
+MANIFEST: Final = "manifest.yaml"
+METADATA: Final = {
+    "pkey": b"pkey_col",
+    "time_col": b"time_col",
+    "fkeys": b"fkey_col_to_pkey_table",
+}
 LABELS: Final = "task_labels"
 SPLIT, SPLITS = "split_", ("train", "val", "test")
 KINDS: Final = ("regression", "binary_classification", "multiclass_classification")
@@ -44,19 +55,73 @@ class Step(NamedTuple):
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the content of a folder's manifest.yaml."""
-    path = run_files.find_file(folder, "manifest.yaml")
+    path = run_files.find_file(folder, MANIFEST)
     return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def read_tables(folder: Path) -> Manifest:
+    """Return keys and times of the tables, by name."""
+    files = sorted(folder.glob("db/*.parquet"))
+    if (folder / MANIFEST).exists() or not files:
+        return dict(read_manifest(folder)["tables"])
+    return {path.stem: table_of(path) for path in files}
+
+
+def table_of(path: Path) -> Manifest:
+    """Return key, time and foreign keys of a table that ``relbench`` has saved."""
+    metadata = pq.read_schema(path).metadata or {}
+    try:
+        values = {key: json.loads(metadata[name]) for key, name in METADATA.items()}
+    except KeyError as error:
+        raise DataError(
+            f"{path} has no {error.args[0].decode()} in its metadata, and there is no "
+            f"{MANIFEST}"
+        ) from None
+    return {key: value for key, value in values.items() if value}
+
+
+def read_task(folder: Path) -> Manifest:
+    """Return entity, time and target of a task, and of which kind it is."""
+    if (folder / MANIFEST).exists():
+        return read_manifest(folder)
+    path = folder / "train.parquet"
+    table = table_of(path)
+    (key, entity), *others = table.get("fkeys", {}).items() or [("", "")]
+    schema = pq.read_schema(path)
+    targets = [n for n in schema.names if n not in (key, table.get("time_col"))]
+    if others or not key or len(targets) != 1:
+        raise DataError(
+            f"{path}: supported are tasks of one entity, a time and a target; it has "
+            f"{', '.join(schema.names)}"
+        )
+    return {
+        "task_type": _kind_of(path, targets[0]),
+        "entity_table": entity,
+        "entity_col": key,
+        "target_col": targets[0],
+        "time_col": table.get("time_col"),
+    }
+
+
+def _kind_of(path: Path, target: str) -> str:
+    """Return what a target asks for: yes or no (1 or 0), a number, or a name."""
+    values = pq.read_table(path, columns=[target])[target].unique().to_pylist()
+    if {*values} <= {0, 1, None}:
+        return "binary_classification"
+    are_numbers = all(isinstance(value, int | float | None) for value in values)
+    return "regression" if are_numbers else "multiclass_classification"
 
 
 def choose_task(folder: Path, name: str) -> tuple[Path, Manifest]:
     """Return the folder and manifest of the task; without a name, of the only one."""
-    names = sorted(path.parent.name for path in folder.glob("tasks/*/manifest.yaml"))
+    files = [*folder.glob(f"tasks/*/{MANIFEST}"), *folder.glob("tasks/*/train.parquet")]
+    names = sorted({path.parent.name for path in files})
     name = name or (names[0] if len(names) == 1 else "")
     if name not in names:
         raise DataError(
             f"--task {name or 'is missing'}: {folder} has {', '.join(names) or 'none'}"
         )
-    task = read_manifest(folder / "tasks" / name)
+    task = read_task(folder / "tasks" / name)
     if task["task_type"] not in KINDS:
         raise DataError(
             f"task {name} is {task['task_type']}; supported are {', '.join(KINDS)}"
@@ -203,7 +268,7 @@ def prepare(options: argparse.Namespace) -> None:
     """Read the folder and write OUTPUT."""
     folder, output = options.folder.resolve(), options.output
     without = set(options.without.split(","))
-    tables = read_manifest(folder)["tables"]
+    tables = read_tables(folder)
     task_folder, task = choose_task(folder, options.task)
     owners = look_back.owners_of(tables, options.owners)
     events, reasons = events_of(tables, task, without, owners)
@@ -289,7 +354,7 @@ OPTIONS = {
     "windows": (str, "1,3,10,all", "how many steps of the task to look back"),
     "owners": (str, "", "owner=table,table;...: others are their own"),
 }
-main = run_files.script(__doc__, prepare, "with manifest.yaml, db/ and tasks/", OPTIONS)
+main = run_files.script(__doc__, prepare, "with db/ and tasks/", OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

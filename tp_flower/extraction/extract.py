@@ -77,7 +77,7 @@ def extract(
         limit = TimeLimit(source, fragment.table)
         stack.enter_context(limit.interrupt_late(opened_scan.connection))
         plan = select_plan.make_plan(source, opened_scan, no_rows, answers)
-        writer = _Writer(plan, create)
+        writer = _Writer(plan, create, has_pairs=pairs is not None)
         for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)
         contents = writer.finish(fragment.table, opened_scan.pushed)
@@ -104,9 +104,14 @@ class _Writer:
     """Writes the batches of a plan's SELECT to new Arrow files."""
 
     def __init__(
-        self, plan: select_plan.Plan, create: Callable[[str], pa.NativeFile]
+        self,
+        plan: select_plan.Plan,
+        create: Callable[[str], pa.NativeFile],
+        *,
+        has_pairs: bool,
     ) -> None:
         self._plan = plan
+        self._has_pairs = has_pairs
         self._plain_keys = plan.plain_keys
         self._widths = {
             p.column: select_plan.vector_width(p.type) for p in plan.vectors
@@ -189,14 +194,18 @@ class _Writer:
 
     def _positions(self, column: str, values: pa.Array) -> pa.Array:
         """Return each row's position in the list of texts, -1 where it is NULL."""
-        encoded = values.dictionary_encode()
-        texts = encoded.dictionary
-        if column in self._plain_keys:
+        is_plain = column in self._plain_keys
+        if self._has_pairs and column in self._plan.composites and not is_plain:
+            positions, texts = _numbered(values)
+        else:
+            encoded = values.dictionary_encode()
+            positions, texts = encoded.indices, encoded.dictionary
+        if is_plain:
             texts = select_plan.canonical_texts(texts, self._plain_keys[column])
         self._lists[column].write_batch(pa.record_batch([texts], ["t"]))
         first = pa.scalar(self._listed[column], pa.int32())
         self._listed[column] += len(texts)
-        return pc.add(encoded.indices, first).fill_null(extracted.MISSING)
+        return pc.add(positions, first).fill_null(extracted.MISSING)
 
     def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:
         """Return vectors of float32; SourceError if they differ in length."""
@@ -227,6 +236,16 @@ class _Writer:
             )
 
 
+def _numbered(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the position of each text among those that are not NULL, and these.
+
+    For keys of pairs of which no two are equal, a dictionary takes longer.
+    """
+    is_present = texts.is_valid()
+    counted = pc.cumulative_sum(is_present.cast(pa.int32()))
+    return pc.if_else(is_present, pc.subtract(counted, 1), None), texts.drop_null()
+
+
 def _order(
     connection: duckdb.DuckDBPyConnection,
     plan: select_plan.Plan,
@@ -248,10 +267,10 @@ def _order(
     unlabelled = dataclasses.replace(plan, label=())
     key = hmac.digest(order_key, unlabelled.select.encode(), "sha256").hex()
     row = f"CAST(hash({', '.join(columns)}) AS VARCHAR)"
-    turn = "'1'"
     if not has_pairs:
-        turn = f"CAST(row_number() OVER (PARTITION BY {row}) AS VARCHAR)"
-    return f"ORDER BY sha256('{key}' || {row} || ' ' || {turn})"
+        row += f" || ' ' || row_number() OVER (PARTITION BY {row})"
+    # with a key of 32 bytes, one block of SHA-256
+    return f"ORDER BY sha256(unhex('{key}') || encode({row}))"
 
 
 def _batches(
@@ -265,12 +284,14 @@ def _batches(
     try:
         if opened.needs_sort or opened.fragment.subquery is not None:
             # DuckDB groups in parallel, and databases do not guarantee an order either
+            subquery = opened.fragment.subquery
+            # with a sub-query there is one step, whose rows need not be written down
+            kind = "TABLE" if subquery is None else "VIEW"
             for number, _ in enumerate(opened.chunks()):
-                start = "INSERT INTO" if number else "CREATE TEMP TABLE"
+                start = "INSERT INTO" if number else f"CREATE TEMP {kind}"
                 clause = "" if number else " AS"
                 limit.check()
                 connection.execute(f"{start} unsorted{clause} {plan.select}")
-            subquery = opened.fragment.subquery
             has_pairs = subquery is not None and subquery.cutoffs is not None
             order = _order(connection, plan, order_key, has_pairs=has_pairs)
             yield from connection.sql(

@@ -87,7 +87,7 @@ def read_pairs(
                 # before what was interrupted is run again, to find what fails
                 limit.check()
                 raise plan.failure(opened.connection) or error from None
-    return pa.concat_tables(tables)
+    return merge_pairs(tables, fragment.table)
 
 
 def split_pairs(
@@ -128,7 +128,9 @@ def split_pairs(
 
 
 def merge_pairs(tables: Sequence[pa.Table], table: str) -> pa.Table:
-    """Return the distinct pairs of several shards of a table."""
+    """Return the distinct pairs, sorted, of shards of a table, each with such pairs."""
+    if len(tables) == 1:
+        return tables[0]
     kinds = {tuple(sorted(_uuids(pairs))) for pairs in tables}
     try:
         if len(kinds) > 1:

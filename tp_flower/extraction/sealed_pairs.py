@@ -11,7 +11,7 @@ has no answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,15 +19,17 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
+from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction.pairs import fetch_pairs, register_pairs
+from tp_flower.extraction.pairs import fetch_pairs
 from tp_flower.extraction.select_plan import (
     PLAIN,
     RELATION,
     TypedColumn,
     canonical_text,
+    canonical_texts,
     comparable_sql,
     make_plan,
     normal_texts,
@@ -131,8 +133,8 @@ def read_key_texts(
                 )
             keys = _key_pieces(source, types)
             kinds = _kinds_of(keys)
-            texts = _select_texts(distinct, keys, (quote_name(CUTOFF),))
-            tables.append(opened.connection.sql(texts).to_arrow_table())
+            select = _select_texts(distinct, keys, (CUTOFF,))
+            tables.append(_fetch_texts(opened.connection, select, keys))
     return pa.concat_tables(tables), kind, kinds
 
 
@@ -145,28 +147,21 @@ def hash_pairs(
     by_hash = order_of_hashes(hashes)
     ranks = np.empty(len(by_hash), np.int64)
     ranks[by_hash] = np.arange(len(by_hash))
-    positions = texts.indices.to_numpy()
-    numbers = pairs[CUTOFF].combine_chunks()
+    values = pairs[CUTOFF].combine_chunks()
     if kind == "DATE":
-        numbers = numbers.cast(pa.int32())
-    cutoffs = numbers.cast(pa.int64()).to_numpy()
-    order = np.lexsort((cutoffs, ranks[positions]))
-    rows = np.column_stack([hashes[positions], cutoffs.view(np.uint64)])[order]
-    is_new = np.ones(len(rows), bool)
-    # a large shard is read in steps, which may have pairs in common
-    is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
-    rows = rows[is_new]
-    if len(rows) > MOST_PAIRS:
+        values = values.cast(pa.int32())
+    cutoffs, cutoff_of = np.unique(values.cast(pa.int64()), return_inverse=True)
+    rank_of = ranks[texts.indices.to_numpy()]
+    numbers = np.sort(rank_of * len(cutoffs) + cutoff_of)
+    # several values may have one text, and steps of a large shard pairs in common
+    numbers = numbers[np.diff(numbers, prepend=-1) > 0]
+    if len(numbers) > MOST_PAIRS:
         raise QueryError(
             f"more than {MOST_PAIRS} pairs of a key and a cutoff are not sealed: set "
             "cutoff-grid in place of sealed-cutoffs"
         )
-    return KeyedPairs(
-        np.ascontiguousarray(rows[:, :2]),
-        np.ascontiguousarray(rows[:, 2]).view(np.int64),
-        kind,
-        kinds,
-    )
+    ranks, cutoff_of = np.divmod(numbers, max(len(cutoffs), 1))
+    return KeyedPairs(hashes[by_hash[ranks]], cutoffs[cutoff_of], kind, kinds)
 
 
 def read_own_keys(
@@ -193,30 +188,38 @@ def read_own_keys(
         distinct = f"SELECT DISTINCT {items} FROM {RELATION}{where}"
         types = column_types(opened.connection, distinct)
         pieces = _key_pieces(source, types)
-        texts = _select_texts(distinct, pieces, map(quote_name, types))
+        select = _select_texts(distinct, pieces, types)
         if not all(PLAIN.fullmatch(piece.type) for piece in pieces):
-            texts = (
-                f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({texts}) ORDER BY ALL"
+            select = (
+                f"SELECT DISTINCT ON ({quote_name(TEXT)}) * FROM ({select}) "
+                "ORDER BY ALL"
             )
-        return fetch_pairs(opened.connection, texts), _kinds_of(pieces)
+        return _fetch_texts(opened.connection, select, pieces), _kinds_of(pieces)
 
 
 def match_pairs(own_keys: pa.Table, pairs: KeyedPairs, hasher: KeyedHasher) -> pa.Table:
-    """Return the pairs whose keys are among a table's own, with the keys' values."""
+    """Return the pairs whose keys are among a table's own, with their values, sorted.
+
+    The pairs are in the order of the hashes, and those of a key in that of the cutoffs.
+    """
+    names = [name for name in own_keys.column_names if name != TEXT]
+    if names:
+        own_keys = own_keys.sort_by([(name, "ascending") for name in names])
     hashes = hasher.tag_texts(own_keys[TEXT])
-    keys = own_keys.drop_columns([TEXT])
-    columns = dict(zip(keys.column_names, keys.columns, strict=True))
-    names = ", ".join(map(quote_name, (*columns, CUTOFF)))
-    halves = ("half_0", "half_1")
-    with closing(shared_cursor()) as cursor:
-        own_halves = dict(zip(halves, hashes.T, strict=True))
-        metadata = own_keys.schema.metadata
-        hashed = pa.table({**columns, **own_halves}, metadata=metadata)
-        register_pairs(cursor, "own", hashed)
-        sealed_halves = dict(zip(halves, pairs.hashes.T, strict=True))
-        cursor.register("sealed", pa.table({**sealed_halves, CUTOFF: pairs.times()}))
-        select = f"SELECT {names} FROM own JOIN sealed USING ({', '.join(halves)})"
-        return fetch_pairs(cursor, select)
+    key_of = pc.index_in(_as_items(pairs.hashes), value_set=_as_items(hashes))
+    matched = np.flatnonzero(key_of.is_valid())
+    key_of = key_of.drop_null()
+    order = np.argsort(key_of, kind="stable")
+    key_of = key_of.take(order)
+    columns = {name: own_keys[name].take(key_of) for name in names}
+    columns[CUTOFF] = pairs.times().take(matched[order])
+    return pa.table(columns, metadata=own_keys.schema.metadata)
+
+
+def _as_items(hashes: HashArray) -> pa.Array:
+    """Return hashes (n, 2) as items of 16 bytes, (n,)."""
+    content = pa.py_buffer(np.ascontiguousarray(hashes))
+    return pa.Array.from_buffers(pa.binary(16), len(hashes), [None, content])
 
 
 def _key_pieces(source: ShardSource, types: Mapping[str, str]) -> list[TypedColumn]:
@@ -244,14 +247,29 @@ def _text_of(pieces: Sequence[TypedColumn]) -> str:
 def _select_texts(
     relation: str, pieces: Sequence[TypedColumn], others: Iterable[str]
 ) -> str:
-    """Return the SELECT of the canonical texts of keys, beside columns; no NULL."""
-    text = _text_of(pieces)
-    names = (quote_name(TEXT), *others)
-    present = " AND ".join(f"{name} IS NOT NULL" for name in names)
-    return (
-        f"SELECT DISTINCT * FROM (SELECT {text} AS {', '.join(names)} "
-        f"FROM ({relation})) WHERE {present}"
-    )
+    """Return the SELECT of the texts of keys, beside columns, for _fetch_texts()."""
+    text = comparable_sql(pieces[0]) if _is_plain(pieces) else _text_of(pieces)
+    names = ", ".join(map(quote_name, (TEXT, *others)))
+    return f"SELECT {text} AS {names} FROM ({relation})"
+
+
+def _fetch_texts(
+    connection: duckdb.DuckDBPyConnection, select: str, pieces: Sequence[TypedColumn]
+) -> pa.Table:
+    """Return columns beside the canonical texts of keys, where none is NULL.
+
+    DuckDB would look for a NULL before DISTINCT, and make the texts of all rows for it.
+    """
+    rows = fetch_pairs(connection, select).drop_null()
+    if _is_plain(pieces):
+        texts = canonical_texts(rows[TEXT], pieces[0].kind)
+        rows = rows.set_column(0, TEXT, texts)
+    return rows
+
+
+def _is_plain(pieces: Sequence[TypedColumn]) -> bool:
+    """Return whether keys are of one column whose texts Arrow makes, and faster."""
+    return len(pieces) == 1 and PLAIN.fullmatch(pieces[0].type) is not None
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """A folder in RelBench's format becomes tables and a run that looks back."""
 
+import json
+import re
 import tomllib
 from collections import Counter
 from contextlib import closing
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -132,3 +135,63 @@ def test_a_table_of_another_owner_is_left_out_and_said(races, tmp_path, capsys):
     assert f"left out: results: is two joins away, by races: {advice}" in said
     assert main([*arguments, *advice.split()]) == 0
     assert "left out: results" not in capsys.readouterr().out
+
+
+def in_the_packages_format(folder, path):
+    """The folder as the package relbench saves one: metadata in place of manifests."""
+
+    def save(source, target, table):
+        rows = pq.read_table(source)
+        own = {
+            "fkey_col_to_pkey_table": table.get("fkeys", {}),
+            "pkey_col": table.get("pkey"),
+            "time_col": table.get("time_col"),
+        }
+        metadata = {key: json.dumps(value) for key, value in own.items()}
+        target.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {**rows.schema.metadata, **metadata}
+        pq.write_table(rows.replace_schema_metadata(metadata), target)
+
+    tables = yaml.safe_load((folder / "manifest.yaml").read_text())["tables"]
+    for name, table in tables.items():
+        save(folder / f"db/{name}.parquet", path / f"db/{name}.parquet", table)
+    for task in (folder / "tasks").iterdir():
+        own = yaml.safe_load((task / "manifest.yaml").read_text())
+        fkeys = {own["entity_col"]: own["entity_table"]}
+        table = {"fkeys": fkeys, "time_col": own["time_col"]}
+        for file in task.glob("*.parquet"):
+            save(file, path / "tasks" / task.name / file.name, table)
+    return path
+
+
+@pytest.mark.parametrize("task", ["driver-dnf", "driver-position", "circuit-dnf"])
+def test_a_download_of_the_package_is_prepared_as_with_manifests(races, tmp_path, task):
+    saved = in_the_packages_format(races, tmp_path / "saved")
+    configs = []
+    for number, folder in enumerate((races, saved)):
+        output = tmp_path / str(number)
+        assert main([str(folder), str(output), "--task", task]) == 0
+        configs.append(tomllib.loads((output / "my-run.toml").read_text()))
+        del configs[-1]["tables"]
+        # the package keeps no order of the tables
+        configs[-1]["sql"] = sorted(re.split(r", |\n", configs[-1]["sql"]))
+    assert configs[0] == configs[1]
+
+
+def test_tables_that_tell_no_keys_are_refused(races, tmp_path, capsys):
+    (tmp_path / "db").mkdir()
+    rows = pq.read_table(races / "db" / "drivers.parquet").replace_schema_metadata()
+    pq.write_table(rows, tmp_path / "db" / "drivers.parquet")
+    assert main([str(tmp_path), str(tmp_path / "out"), "--task", "x"]) == 2
+    assert "drivers.parquet has no pkey_col in its metadata" in capsys.readouterr().err
+
+
+def test_a_task_of_two_targets_is_refused(races, tmp_path, capsys):
+    saved = in_the_packages_format(races, tmp_path / "saved")
+    path = saved / "tasks" / "driver-dnf" / "train.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.append_column("other", rows["did_not_finish"]), path)
+    assert main([str(saved), str(tmp_path / "out"), "--task", "driver-dnf"]) == 2
+    assert "supported are tasks of one entity, a time and a target" in (
+        capsys.readouterr().err
+    )

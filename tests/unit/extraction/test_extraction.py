@@ -24,7 +24,7 @@ from tests.support.joined import parquet_of, run
 from tests.support.tables.fragments import features as named_features
 from tp_flower import keyed_hash
 from tp_flower.errors import QueryError, SourceError
-from tp_flower.extraction.extract import extract, open_extracted
+from tp_flower.extraction.extract import _numbered, extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
@@ -503,3 +503,9 @@ def test_secret_is_not_shown_and_has_one_length():
     assert "0" not in repr(HASHER)
     with pytest.raises(ValueError, match="has 3 bytes, not 32"):
         KeyedHasher(b"abc")
+
+
+def test_texts_that_all_differ_are_numbered_without_those_that_are_null():
+    positions, texts = _numbered(pa.array(["b", None, "a"]))
+    assert positions.to_pylist() == [0, None, 1]
+    assert texts.to_pylist() == ["b", "a"]
