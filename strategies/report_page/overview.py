@@ -562,6 +562,8 @@ def _metric_fact(report: blocks.Record) -> Iterator[Fact]:
         detail = ", ".join(filter(None, (split, detail)))
         value = console.format_value(convergence.final_metrics(report, part)[metric])
         yield f"{rows_of}{convergence.metric_name(metric, report)}", value, detail
+    elif report.at("final").at(convergence.TRAIN).content:
+        yield "metrics", console.UNKNOWN, "noise hides them"
 
 
 def _rows_fact(report: blocks.Record) -> Iterator[Fact]:

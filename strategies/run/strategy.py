@@ -44,7 +44,7 @@ class EpochResult:
     There are none of test or validation rows if these were not scored. Residuals are
     relative: ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate
     gradients. ``predicted`` are the predictions of the test rows, ``row_losses`` their
-    losses, (N',).
+    losses, (N',). A loss that may be NaN, as noise hides it, is not ``is_judged``.
     """
 
     epoch: int
@@ -54,6 +54,7 @@ class EpochResult:
     validation: Mapping[str, float] = field(default_factory=dict)
     predicted: FloatArray | None = None
     row_losses: FloatArray | None = None
+    is_judged: bool = True
 
     def is_within(self, tolerance: float) -> bool:
         """Whether there are residuals, and all are below the tolerance."""

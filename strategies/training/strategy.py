@@ -301,7 +301,8 @@ class TrainingStrategy(RoundStrategy):
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""
-        check_epoch(result.epoch, result.train["loss"], self.baseline)
+        if result.is_judged:
+            check_epoch(result.epoch, result.train["loss"], self.baseline)
         self.losses.append(result.train["loss"])
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])

@@ -14,6 +14,8 @@ TESTED = (
     *("concordance", "rms_distance"),
 )
 """Test metrics that the line of an epoch shows."""
+UNKNOWN = "not known"
+"""In place of a metric that noise hides."""
 
 
 def format_count(number: int) -> str:
@@ -155,10 +157,14 @@ def epoch_line(
     return "  |  ".join(parts)
 
 
+def _metric_value(value: float) -> str:
+    return format_value(value) if math.isfinite(value) else UNKNOWN
+
+
 def _metrics_parts(
     name: str, metrics: Metrics, keys: Sequence[str], split: str = ""
 ) -> list[str]:
-    values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
+    values = [f"{key} {_metric_value(metrics[key])}" for key in keys if key in metrics]
     suffix = f" ({split})" if split else ""
     if not values:
         return []

@@ -7,6 +7,7 @@ to the model, 0.03 a fifth to a half, and from 0.045 on some models were no bett
 without the table (scripts/bench/suites/moments.py).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -140,16 +141,42 @@ class NoiseEffect:
             {number: _intervals(values) for number, values in metrics.items()},
         )
 
+    @property
+    def drowned(self) -> tuple[int, ...]:
+        """The passes of whose metrics the noise leaves too little to tell them."""
+        return tuple(
+            number
+            for number, metrics in self.metrics.items()
+            # both ends are 0 where noise outweighs the squares
+            if not metrics["loss"][1] < MOST_WIDTH * metrics["loss"][0]
+        )
+
+    def known(
+        self, metrics: Mapping[int, Mapping[str, float]]
+    ) -> dict[int, dict[str, float]]:
+        """Return metrics by pass and name, NaN for those that noise drowns."""
+        return {
+            number: dict.fromkeys(values, math.nan)
+            if number in self.drowned
+            else dict(values)
+            for number, values in metrics.items()
+        }
+
     def warnings(self) -> Iterator[str]:
         """Yield which losses the noise leaves little of."""
-        for number, metrics in self.metrics.items():
-            low, high = metrics["loss"]
-            if high > MOST_WIDTH * low:
-                yield (
-                    f"the noise leaves little of the {PASS_NAMES[number]} metrics: "
-                    f"the loss is between {low:.3g} and {high:.3g}; the model may be "
-                    "better than they say. Mode evaluate tells, where scores may leave"
-                )
+        for number in self.drowned:
+            low, high = self.metrics[number]["loss"]
+            yield (
+                f"the noise leaves little of the {PASS_NAMES[number]} metrics, which "
+                f"are not known: the loss is between {low:.3g} and {high:.3g}. Mode "
+                "evaluate tells, where scores may leave"
+            )
+
+    @property
+    def verdict(self) -> str:
+        """What a verdict says of metrics that noise drowns; "" if it drowns none."""
+        names = " and ".join(PASS_NAMES[number] for number in self.drowned)
+        return f"; noise hides how good the model is ({names} metrics)" if names else ""
 
 
 def _intervals(

@@ -8,7 +8,9 @@ number in brackets where a feature has several::
               the number of features with a coefficient
     errors    what the standard errors of the coefficients are, or why there are none
     noise     {train, validation, test: {metric: [low, high]}}   where 95 % of the
-              metrics are if the noise on the moments is drawn once more; {} without
+              metrics are if the noise on the moments is drawn once more; {} without.
+              Metrics of a subset, here, above and in ``final``, are null where the ends
+              of its loss are a factor of 2 or more apart: the noise drowns them
     undetermined  [column]   those without an error, as they are combinations of others
     tables    [{table, alone: {train, validation, test}, without: {train, ..}}]   the R2
               of the table's features, and of all others', by least squares with l2
@@ -20,6 +22,7 @@ number in brackets where a feature has several::
               columns, the largest first
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -69,13 +72,15 @@ NOISY: Final = (
 PASSES: Final = {TRAIN: "train", VALIDATION: "validation", TEST: "test"}
 
 
-def path_entry(path: Iterable[Fit]) -> list[dict[str, float]]:
-    """Return the losses of every fit of a path."""
+def path_entry(
+    path: Iterable[Fit], effect: NoiseEffect | None
+) -> list[dict[str, float]]:
+    """Return the losses of every fit of a path, NaN for those that noise drowns."""
     return [
         {
             **fit.penalty._asdict(),
             "nonzero": fit.nonzero,
-            **{PASSES[number]: loss for number, loss in fit.losses.items()},
+            **_by_name(fit.losses, effect),
         }
         for fit in path
     ]
@@ -182,6 +187,7 @@ def answers(
     columns: questions.FeatureColumns,
     labels: Sequence[str],
     l2: float,
+    effect: NoiseEffect | None,
 ) -> dict[str, object]:
     """Return the entries about tables, features and columns."""
     trained = passes[TRAINED]
@@ -194,7 +200,11 @@ def answers(
     shares, loadings = questions.components(trained)
     return {
         "tables": [
-            {"table": name, "alone": _by_name(alone), "without": _by_name(without)}
+            {
+                "table": name,
+                "alone": _by_name(alone, effect),
+                "without": _by_name(without, effect),
+            }
             for name, (alone, without) in explained.items()
         ],
         "inflation": inflation_entries(trained.covariance, features),
@@ -220,8 +230,14 @@ def inflation_entries(
     ]
 
 
-def _by_name(values: Mapping[int, float]) -> dict[str, float]:
-    return {PASSES[number]: value for number, value in values.items()}
+def _by_name(
+    values: Mapping[int, float], effect: NoiseEffect | None
+) -> dict[str, float]:
+    drowned = effect.drowned if effect else ()
+    return {
+        PASSES[number]: math.nan if number in drowned else value
+        for number, value in values.items()
+    }
 
 
 def label_names(classes: Sequence[str], columns: int) -> list[str]:

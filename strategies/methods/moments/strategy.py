@@ -295,8 +295,10 @@ class Moments(JoinMethod):
         """Return that the problem has been solved."""
         if described(self.settings):
             return "described from the moments of the joined rows"
-        by_site = ", by the label's site" if self._site_reads else ""
-        return f"{CONVERGED}: solved from the moments of the joined rows{by_site}"
+        suffix = ", by the label's site" if self._site_reads else ""
+        if self._noise is not None:
+            suffix = self._noise.verdict
+        return f"{CONVERGED}: solved from the moments of the joined rows{suffix}"
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds, and the one that brings the moments."""
@@ -531,12 +533,8 @@ class Moments(JoinMethod):
             for part in problem.tables[name].parts
         }
         yield self.run.request(ask(SolutionRequest(parts=parts), problem.parts))
-        self._finish(
-            {
-                number: moments.metrics(fitted)
-                for number, moments in self.moments.items()
-            }
-        )
+        metrics = {n: moments.metrics(fitted) for n, moments in self.moments.items()}
+        self._finish(self._noise.known(metrics) if self._noise else metrics)
 
     def _forward(
         self, problem: TrainingProblem, solved: SiteSolution
@@ -559,6 +557,7 @@ class Moments(JoinMethod):
                 metrics[TRAINED],
                 metrics.get(TEST, {}),
                 validation=metrics.get(VALIDATION, {}),
+                is_judged=self._noise is None,
             )
         )
 
@@ -668,7 +667,7 @@ class Moments(JoinMethod):
             number: moments.positive() for number, moments in self.moments.items()
         }
         return {
-            "path": path_entry(self._path),
+            "path": path_entry(self._path, self._noise),
             "errors": errors_note(
                 problem,
                 self._fit,
@@ -679,7 +678,7 @@ class Moments(JoinMethod):
             ),
             "undetermined": undetermined(columns, self._inference),
             "noise": noise_entry(self._noise),
-            **answers(passes, columns, labels, l2),
+            **answers(passes, columns, labels, l2, self._noise),
         }
 
 
