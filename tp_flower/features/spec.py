@@ -349,7 +349,7 @@ class EncoderSpec:
             raise SchemaError(
                 f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}"
             )
-        if self.argument in TIME_PARTS and kind != "time":
+        if self.kind == "cyclic" and self.argument in TIME_PARTS and kind != "time":
             raise SchemaError(
                 f"encoder {self} needs a time: give a {kind} a period, as in cyclic(12)"
             )
