@@ -141,7 +141,7 @@ def extract(
     )
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
-    check_groups(grouped, replies)
+    check_groups(grouped, replies, fragments)
     rows = {
         p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
     }
@@ -348,7 +348,11 @@ def _check_partitions(
             )
 
 
-def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
+def check_groups(
+    split: Sequence[Sequence[Part]],
+    replies: Replies,
+    fragments: Mapping[Part, Fragment],
+) -> None:
     """Refuse a sub-query with a group whose rows are in two shards.
 
     A group of windows is a partition of one of them. The replies have the hashes of
@@ -368,9 +372,32 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
                 f"sites {sites}. Group by a column that tells the sites apart as well, "
                 "or filter the sub-query so that every group is at one site; the "
                 "groups of windows are those of PARTITION BY, and those of a LATERAL "
-                "sub-query the keys that it compares; shards of its table at several "
-                "sites make one answer of partial ones: set sealed-partials = true"
+                "sub-query the keys that it compares; "
+                f"{_whole_groups(parts, fragments)}"
             )
+
+
+def _whole_groups(parts: Sequence[Part], fragments: Mapping[Part, Fragment]) -> str:
+    """Return what makes whole groups of the rows of several shards."""
+    names = list(dict.fromkeys(fragments[part].name for part in parts))
+    if len({part.node for part in parts}) < len(parts):
+        rows = " UNION ALL BY NAME ".join(f"SELECT * FROM {name}" for name in names)
+        return (
+            "shards at one site are one table where its tables file has another entry, "
+            f'[tables.all_{names[0]}] with sql = "{rows}": write all_{names[0]} in '
+            "the query"
+        )
+    subquery = fragments[parts[0]].subquery
+    if subquery and subquery.cutoffs and subquery.cutoffs.makes_pairs:
+        return (
+            "shards of its table at several sites make one answer of partial ones: set "
+            "sealed-partials = true"
+        )
+    return (
+        "shards at several sites make one answer of partial ones in a LATERAL "
+        "sub-query that compares a time of another site's rows, with sealed-partials = "
+        "true (docs/how-to/look-back.md)"
+    )
 
 
 def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:

@@ -387,10 +387,17 @@ class Fragment:
         )
         every = self.subquery.partitions or (self.subquery.groups,)
         if () in every:
+            cutoffs = self.subquery.cutoffs
+            partial_answers = ""
+            if cutoffs is not None and cutoffs.makes_pairs:
+                partial_answers = (
+                    ", or, if each shard is at a site of its own, set "
+                    "sealed-partials = true"
+                )
             raise QueryError(
                 f"table {self.table!r} is in several shards, and its sub-query "
-                "compares no key: compare one whose rows are all in one shard, or, if "
-                "it looks back from another site, set sealed-partials = true"
+                "compares no key: compare one whose rows are all in one shard"
+                f"{partial_answers}"
             )
         return tuple(
             Fragment(self.table, self.name, subquery=replace(bare, groups=groups))

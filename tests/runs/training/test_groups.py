@@ -1,5 +1,7 @@
 """Sub-queries with GROUP BY over sharded tables: no group may cross shards."""
 
+import re
+
 import pandas as pd
 import pytest
 from msgspec.structs import replace
@@ -72,6 +74,41 @@ def test_group_that_crosses_shards_is_refused_with_the_count(shards, crossing, g
         run([payments(*own) for own in shards])
 
 
+def test_shards_of_one_site_are_grouped_once_its_owner_makes_one_table_of_them(
+    tmp_path,
+):
+    """What the message says to write trains, as all rows in one shard do."""
+    halves = [payments(1, 2, 3), payments(3, 4, 5)]
+    file = federated.write_site(tmp_path, {"payments": halves[0]})
+    halves[1].to_csv(tmp_path / "more.csv", index=False)
+    entry = "[[tables.{0}.shards]]\npath = '{1}.csv'\nsite = 'bank'\n"
+    shards = "".join(entry.format("payments", name) for name in ("payments", "more"))
+    file.write_text(f"tables.payments.policy = 'open'\n{shards}")
+    sql = SQL.format(where="", having="")
+    with pytest.raises(QueryError, match="cross shards: 1 of 5 groups") as refused:
+        federated.train({"shop": {"customers": [CUSTOMERS]}, "bank": file}, sql)
+    said = re.search(
+        r"(\[tables.all_payments\]) with (sql = \".*\"): write (.*) in the",
+        str(refused.value),
+    )
+    head, statement, name = said.groups()
+    file.write_text(
+        f"{file.read_text()}{head}\n{statement}\nsite = 'bank'\npolicy = 'open'\n"
+    )
+    sql = sql.replace("payments", name)
+    sites = {"shop": {"customers": [CUSTOMERS]}, "bank": file}
+    found = federated.train(sites, sql, test_fraction=0.0)
+    whole = {"all_payments": pd.concat(halves, ignore_index=True)}
+    expected = train(sql, [whole])
+    assert found.report.joined_rows_train == expected.report.joined_rows_train
+    assert found.report.final_train == pytest.approx(expected.report.final_train)
+
+
+def test_the_remedy_of_groups_at_several_sites_is_one_that_helps():
+    with pytest.raises(QueryError, match="LATERAL sub-query that compares a time"):
+        run([payments(1, 2), payments(2, 3)])
+
+
 def test_having_does_not_hide_a_group_that_crosses():
     with pytest.raises(QueryError, match="1 of 4 groups have rows at several"):
         run([payments(1, 2, 2, 3), payments(3, 4, 4)], having=" HAVING COUNT(*) > 1")
@@ -122,7 +159,7 @@ def test_site_that_sends_no_groups():
     parts = [Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)]
     sent = ExtractedPart(rows=0, keys=[], engine="DuckDB", pushed=[])
     with pytest.raises(ReplyError, match=r"site 'a' .* sent no 'group_hashes'"):
-        check_groups([parts], Replies({}, {0: sent, 1: sent}))
+        check_groups([parts], Replies({}, {0: sent, 1: sent}), {})
 
 
 def test_all_groups_of_a_table_without_any():
