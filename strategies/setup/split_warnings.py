@@ -13,7 +13,7 @@ from tp_flower.joins.mapping import TableRows
 from tp_flower.objectives import EVENT
 from tp_flower.query.lateral_tables import features_of_no_row
 from tp_flower.settings import Settings
-from tp_flower.splits import RANDOM, TEST, TRAIN, VALIDATION, SubsetArray
+from tp_flower.splits import GROUP, RANDOM, TEST, TRAIN, VALIDATION, SubsetArray
 
 MOST_NAMES, FEW_ROWS = 20, 50  # classes in a warning, rows that validate
 ODDS = 2.0
@@ -172,10 +172,16 @@ def _share(joined: JoinedTables, settings: Settings) -> Iterator[str]:
         max(odds) > ODDS * min(odds)
         and abs(share - requested) * len(joined.subset) >= LEAST_ROWS
     ):
+        reason = "some are joined many times as often as others"
+        if settings.split.kind == GROUP:
+            columns = ", ".join(settings.split.columns)
+            reason = (
+                f"a hash of {columns} holds out whole groups of rows, and these are "
+                "few, or of unequal sizes"
+            )
         yield (
             f"{share:.1%} of the joined rows are held out ({settings.split_name}), the "
-            f"settings ask for {requested:.1%}: some are joined many times as often as "
-            "others"
+            f"settings ask for {requested:.1%}: {reason}"
         )
 
 

@@ -132,3 +132,23 @@ def test_a_label_whose_rows_are_whole_classes_is_offered_the_split_that_fits():
     explained = train(sites, sql, Explain, seed=5, test_split="random(t)")
     assert explained.warnings == []
     assert explained.explanation["joined-rows"] == {"train": 432, "test": 108}
+
+
+def test_a_share_that_few_groups_miss_is_said_to_be_theirs():
+    """Every row is joined once."""
+    k = np.arange(100)
+    rows = pd.DataFrame({"y": k * 1.0, "x": k % 7, "ward": [f"w{i % 10}" for i in k]})
+    sql = "SELECT t.y AS label, t.x FROM t"
+    shares = [
+        train([{"t": [rows]}], sql, Explain, seed=seed, test_split="group(t.ward)")
+        for seed in range(6)
+    ]
+    warned = [text for run in shares for text in run.warnings if "held out" in text]
+    assert warned
+    assert all(
+        text.endswith(
+            "a hash of t.ward holds out whole groups of rows, and these are few, or of "
+            "unequal sizes"
+        )
+        for text in warned
+    )
