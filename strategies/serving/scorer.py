@@ -35,6 +35,7 @@ from tp_flower.files import home_folder
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.settings import Settings
+from tp_flower.sources.shards import hosted_shards
 
 FIRST_PAUSE: Final = 0.5  # seconds before a session is opened again; they double
 LONGEST_PAUSE: Final = 60.0
@@ -192,8 +193,25 @@ def serve_here(
 ) -> None:
     """Serve a model by sites in this process."""
     scorer = Scorer(settings, refresh_seconds)
+    _check_sites_are_named(scorer, settings)
     with simulate(client_app, settings, None) as grid:
         serve(scorer, grid, address, announce)
+
+
+def _check_sites_are_named(scorer: Scorer, settings: Settings) -> None:
+    """Refuse a model of other tables than the built-in ones if no file names sites."""
+    if settings.tables:
+        return
+    manifest = scorer.manifest
+    trained = {part.name for table in manifest.tables for part in table.parts}
+    built_in = {shard.table for shard in hosted_shards({}, {})}
+    if missing := sorted(trained - built_in):
+        raise SettingsError(
+            f"tables: no file names the sites of {', '.join(map(repr, missing))}, and "
+            "without one they are those of the built-in flights: write the run file, "
+            f"as in tp-flower serve {manifest.model.name} my-run.toml, or --set "
+            "tables=FILE"
+        )
 
 
 @contextmanager

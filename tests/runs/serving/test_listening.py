@@ -163,6 +163,12 @@ def test_the_command_serves_until_it_is_ended(home, monkeypatch):
     address = f"http://127.0.0.1:{port}/predict"
     assert printed == f"Serving {model} at {address}; end with Ctrl-C\n"
     assert "no model" in refused_by("serve", "other", *tables)
-    settings = Settings(mode="serve", tables=str(folder))
+    # with `tables`, as the message says, it has served
+    without = refused_by("serve", "default", status=2)
+    assert "write the run file, as in tp-flower serve default my-run.toml" in without
+
+
+def test_a_run_of_mode_serve_is_the_command_s():
+    settings = Settings(mode="serve")
     with pytest.raises(SettingsError, match=r"lets runs listen .*--scorer FILE"):
         api.run(settings)
