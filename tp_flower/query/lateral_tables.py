@@ -6,6 +6,7 @@ the table around then compares the last point of the grid at or before its cutof
 place of the cutoff.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -150,10 +151,17 @@ def _grid_of(
 def _check_sealed_type(alias: str, correlation: Correlation, cutoff_type: str) -> None:
     """Refuse a cutoff whose values are no whole numbers of 64 bits."""
     if cutoff_type not in SEALED_TYPES:
+        column = correlation.cutoff.rpartition(".")[2].strip('"')
+        remedy = ""
+        if cutoff_type == "VARCHAR":
+            remedy = (
+                "; let the owner of its table give it a type in the tables file, "
+                f'types = {{ {json.dumps(column)} = "DATE" }}'
+            )
         raise QueryError(
             f"LATERAL sub-query {alias!r} looks back from {correlation.cutoff}, of "
             f"type {cutoff_type}: sealed-cutoffs takes a DATE, a TIMESTAMP or a whole "
-            "number"
+            f"number{remedy}"
         )
 
 

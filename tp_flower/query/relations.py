@@ -11,6 +11,7 @@ DuckDB evaluates expressions there. The expressions have passed the allow-list, 
 from the sites are parsed, and the engine is in memory and locked.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -145,6 +146,30 @@ class BoundBranch:
         names = named_columns(self.select.pieces())
         return {name: kind for name, kind in self.schema.items() if name in names}
 
+    def check_types(self) -> None:
+        """Refuse an output that does not fit its columns' types, and name these."""
+        for output in self.select.columns:
+            names = named_columns([Piece(Role.INNER, output.name, output.sql)])
+            if not names <= set(self.schema):
+                continue
+            nulls = typed_nulls({name: self.schema[name] for name in sorted(names)})
+            try:
+                output_types(f"SELECT {output.sql} FROM {nulls}")
+            except QueryError as error:
+                texts = [n for n in sorted(names) if self.schema[n] == "VARCHAR"]
+                remedy = ""
+                if texts:
+                    remedy = (
+                        f". {', '.join(map(repr, texts))} of {self.name!r} is a text: "
+                        "CAST it in the query, or let its owner give it a type in the "
+                        f"tables file, types = {{ {json.dumps(texts[0])} = "
+                        '"DOUBLE" }, of numbers with a comma beside decimal = ","'
+                    )
+                raise QueryError(
+                    f"table {self.name!r}, {shorten(output.sql)}: "
+                    f"{str(error).removesuffix('.')}{remedy}"
+                ) from error
+
     def fragment(self, outer: Fragment) -> Fragment:
         """Return the fragment for the table's sites, given the one over the outputs."""
         select = self.select
@@ -189,12 +214,16 @@ class Relation:
         if self.schema is not None:
             return self.schema
         pairs = typed_nulls(self.pair_types)
-        return output_types(
-            " UNION ALL ".join(
-                branch.select.to_sql(typed_nulls(branch.used), pairs)
-                for branch in self.branches
-            )
+        select = " UNION ALL ".join(
+            branch.select.to_sql(typed_nulls(branch.used), pairs)
+            for branch in self.branches
         )
+        try:
+            return output_types(select)
+        except QueryError:
+            for branch in self.branches:
+                branch.check_types()
+            raise
 
 
 def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:

@@ -451,8 +451,10 @@ def test_cutoffs_that_are_sealed_are_whole_numbers(column):
     sql = COUNT.replace("p.t < o.day", f"p.t::VARCHAR < o.{column}")
     with pytest.raises(
         QueryError, match=r"takes a DATE, a TIMESTAMP or a whole number"
-    ):
+    ) as refused:
         bind(sql, sealed=True)
+    advice = 'give it a type in the tables file, types = { "name" = "DATE" }'
+    assert str(refused.value).endswith(advice) == (column == "name")
 
 
 @pytest.mark.parametrize(("condition", "looks_back"), CASES["bounds"])
