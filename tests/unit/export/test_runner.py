@@ -114,6 +114,25 @@ def test_values_that_a_cast_would_change_are_refused(tmp_path, text, kind, reaso
         read_rows(part(n=[kind, ""]), str(file))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("n,d\n1,02.01.1970\n2,secret\n", "column 'd' are no DATE"),
+        ("n,d\nsecret,02.01.1970\n", "column 'n' are no BIGINT"),
+        ("n,d\n1,02.01.1970\n2,secret\xff\n", "CSV Error on Line: 3"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named_without_their_values(
+    tmp_path, content, reason
+):
+    file = tmp_path / "rows.csv"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ExportError, match=reason) as refused:
+        read_rows(part(n=["BIGINT", ""], d=TYPES["d"]), str(file))
+    assert f"{file}: " in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_vectors_of_another_length_are_refused():
     described = part(v=["DOUBLE[]", ""])
     described["select"]["features"] = [["v", "c0", "vector", 3]]

@@ -6,7 +6,9 @@ values are, whatever their types.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,13 @@ Array = npt.NDArray[Any]
 Json = dict[str, Any]
 Keys = tuple[Array, Array]
 """Of each row a position in texts, -1 for NULL, (n,); the texts (k,)."""
+_HARMLESS = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.IOException,
+    duckdb.ParserException,
+)
+"""Raised before a row is read."""
 
 
 class ExportError(Exception):
@@ -31,7 +40,8 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
     are float32 (n, v).
 
     Raises:
-        ExportError: columns are missing, or values do not fit the type of the training.
+        ExportError: columns are missing, or values do not fit the type of the training;
+            the message has no value of a row.
     """
     select = part["select"]
     kept_columns = [
@@ -47,7 +57,7 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
         *select["outer"],
         *([name, name] for name, _ in kept_columns),
     ]
-    with duckdb.connect() as connection:
+    with duckdb.connect() as connection, _without_values(connection, part, source):
         connection.execute("SET TimeZone = 'UTC'")
         _open(connection, part, source, keep)
         values = f"SELECT {_items(inner)} FROM {select['from']}"
@@ -72,6 +82,40 @@ def read_rows(part: Json, source: Any, keep: Sequence[str] = ()) -> Json:
     for (column, _), name in zip(kept_columns, keep, strict=True):
         rows[f"keep.{name}"] = _plain(columns[column])
     return rows
+
+
+@contextmanager
+def _without_values(
+    connection: duckdb.DuckDBPyConnection, part: Json, source: Any
+) -> Iterator[None]:
+    """Raise what reading the source raises inside the context without its values."""
+    try:
+        yield
+    except _HARMLESS:
+        raise
+    except duckdb.Error as error:
+        relation, place = "source", "the rows"
+        if isinstance(source, str | os.PathLike):
+            place = os.fspath(source)
+            relation = _relation(place, part["nulls"])
+        if line := re.search(r"CSV Error on Line: \d+", str(error)):
+            raise ExportError(f"{part['part']}: {place}: {line[0]}") from None
+        for name, (kind, form) in part["columns"].items():
+            cast = _cast(quote_name(name), "VARCHAR", kind, form)
+            try:
+                connection.execute(f"SELECT max({cast}) FROM {relation}")
+            except _HARMLESS:
+                # a column that is no text
+                continue
+            except duckdb.Error:
+                raise ExportError(
+                    f"{part['part']}: {place}: values of column {name!r} are no "
+                    f"{kind}, the type that the model was trained on"
+                ) from None
+        raise ExportError(
+            f"{part['part']}: {place}: {type(error).__name__}, of a value that "
+            "does not fit the query"
+        ) from None
 
 
 def _open(
