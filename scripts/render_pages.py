@@ -157,8 +157,14 @@ def _actions() -> list[Action]:
 
     def position(action: Action) -> int:
         kinds = (k for m in action.messages for k in (m, layout_of(m).part) if k)
-        names = (kind.__name__ for kind in kinds)
-        return min(order.index(name) for name in names if name in order)
+        names = [kind.__name__ for kind in kinds]
+        positions = [order.index(name) for name in names if name in order]
+        if not positions:
+            raise LookupError(
+                f"audit.toml has no entry of {action}: write [{names[0]}] with its "
+                'fields (CONTRIBUTING.md, "Add a message")'
+            )
+        return min(positions)
 
     return sorted(ACTIONS.values(), key=position)
 

@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from scripts import render_pages
 from scripts.render_pages import AUDIT, AUDIT_KEYS, audited, audited_fields
 from tests.support.files import text_of
 from tp_flower.protocol.fields import SITES, Request
@@ -24,6 +25,14 @@ def test_every_field_has_an_entry_and_every_entry_a_field():
     written = {(name, field) for name, fields in ENTRIES.items() for field in fields}
     assert declared - written == set(), "these have no entry"
     assert written - declared == set(), "these are no fields"
+
+
+def test_a_message_without_an_entry_is_named(tmp_path, monkeypatch):
+    without = tmp_path / "audit.toml"
+    without.write_text("")
+    monkeypatch.setattr(render_pages, "AUDIT", without)
+    with pytest.raises(LookupError, match=r"audit.toml has no entry of .*: write \["):
+        audited()
 
 
 def test_no_two_structures_have_one_name():

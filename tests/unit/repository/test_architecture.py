@@ -31,7 +31,7 @@ UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marsh
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 700
 MIN_LINES = 55
-MOST_MODULES = 15
+MOST_MODULES = 16
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {
     "strategies/methods/boost/traffic.py",
@@ -134,7 +134,11 @@ def test_a_module_holds_one_idea_and_is_worth_a_file():
 def test_a_folder_has_few_modules():
     modules = [path for path in MODULES if path.name != "__init__.py"]
     for paths in (modules, TESTS):
-        assert max(Counter(path.parent for path in paths).values()) <= MOST_MODULES
+        for folder, count in Counter(path.parent for path in paths).items():
+            assert count <= MOST_MODULES, (
+                f"{folder.relative_to(ROOT)} has {count} modules, of at most "
+                f"{MOST_MODULES}: move some into a folder of their own"
+            )
 
 
 def room(path: Path) -> str:
