@@ -60,7 +60,7 @@ from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.training.join_method import JoinMethod
-from strategies.training.prepare import Preparation
+from strategies.training.prepare import Preparation, check_shards
 from strategies.training.traffic import (
     ShardSize,
     TableSize,
@@ -271,6 +271,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, and make the sites forget."""
         joined = yield from self._method.join(self.inventory)
+        check_shards(joined.layouts, self.settings)
         self._encoders = yield from fit_encoders(joined, self._method.run)
         if self._method.asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())

@@ -18,6 +18,7 @@ from strategies.setup.joined_rows import JoinedTables, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores, unmatched_rows
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import AnyArray, BoolArray
+from tp_flower.errors import QueryError
 from tp_flower.heads import Head
 from tp_flower.learning.models.local_model import LINEAR, NUMPY_KINDS, ModelSpec
 from tp_flower.objectives import Objective
@@ -34,6 +35,7 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.settings import Settings
+from tp_flower.settings.rules import general_methods
 from tp_flower.terms.groups import table_group
 from tp_flower.terms.run_terms import model_seed
 
@@ -104,6 +106,7 @@ def prepare(
     """Send models and rows; return the start of training."""
     joined = preparation.joined
     settings = preparation.settings
+    check_shards(joined.layouts, settings)
     masking = preparation.masking()
     # masks cancel where all tables send scores: a linear model's are 0
     sends_scores = any(
@@ -167,6 +170,19 @@ def prepare(
         )
         tables[name] = prepared
     return tables, initial, masking.point
+
+
+def check_shards(layouts: Mapping[str, TableLayout], settings: Settings) -> None:
+    """Refuse a table in several shards if the method does not say how they train."""
+    if settings.method.updates:
+        return
+    for name, layout in layouts.items():
+        if len(layout.parts) > 1:
+            raise QueryError(
+                f"table {name!r} is in {len(layout.parts)} shards, and strategy "
+                f"{settings.method_name!r} trains none together: use "
+                f"{general_methods()}"
+            )
 
 
 def _unions(

@@ -66,12 +66,14 @@ class Method:
             their owner.
         holds_out: whether joined rows can be held out: there is a label to predict.
         overfits: whether rows validate by default.
-        updates: how the shards of a table may train together.
+        updates: how the shards of a table may train together; ``LOCAL``: each has a
+            model of its own. Without any, a table in several shards is refused.
         unions: the values of the setting ``lou`` that choose among these.
         only_model: the kind of models that it trains alone; "" for all kinds.
         takes_codes: whether its models take categories as codes.
         starts_from: the setting that names a saved model to start from; "" for none.
-        plans_noise: whether the noise that a run asks for is planned.
+        plans_noise: whether the noise that a run asks for is planned; a run that asks
+            for noise on features or predictions is refused otherwise.
         solves_tables: whether linear models are solved for exactly, from sums of
             products that noise can cover.
         sends_gradients: whether a site sends gradients of batches, not updates.
@@ -101,12 +103,12 @@ class Method:
     tells: str = ""
     holds_out: bool = True
     overfits: bool = False
-    updates: tuple[Update, ...] = (Update.LOCAL,)
+    updates: tuple[Update, ...] = ()
     unions: tuple[str, ...] = ()
     only_model: str = ""
     takes_codes: bool = False
     starts_from: str = ""
-    plans_noise: bool = True
+    plans_noise: bool = False
     solves_tables: bool = False
     sends_gradients: bool = False
     sends_a_row_once: bool = True

@@ -586,7 +586,7 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
 
 def _conflicts_of_noiseless(values: Settings) -> Iterator[str]:
     """Refuse models and mechanisms for a method that plans no noise."""
-    if values.other_model:
+    if values.other_model and values.method.only_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
             f"{values.method_name!r}, which trains its own kind: use "

@@ -32,6 +32,7 @@ from strategies.training.strategy import TrainingStrategy
 from strategies.training.traffic import StepMessages, steps_epoch
 from tp_flower import api
 from tp_flower.arrays import AnyArray
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.learning.models.local_model import LINEAR
 from tp_flower.methods import method
 from tp_flower.methods.moments.messages import TRAIN_SOLUTION, SolutionRequest
@@ -41,6 +42,7 @@ from tp_flower.protocol.codec import add_envelope, encode, read_envelope
 from tp_flower.protocol.messages import ACTIONS, Action, RequestEnvelope, declare_action
 from tp_flower.protocol.packet import pack, unpack
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.settings.rules import Rules
 from tp_flower.settings.training import FITTED
 
@@ -137,7 +139,7 @@ class ServerHalf(join_method.JoinMethod):
     messages = (Action.PREPARE, TRAIN_TOY)
 
     def choose_update(self, table, shards, *, is_linear):  # noqa: ARG002
-        """Let every shard train its own model."""
+        """Train tables in one shard: the declaration has no `updates` for several."""
         return messages.Update.LOCAL
 
     def epoch_traffic(self, tables, batches):  # noqa: ARG002
@@ -259,6 +261,26 @@ def test_it_is_explained_and_booked_as_it_trains():
     readings = [item["privacy"]["readings"] for item in (explanation, report)]
     assert readings[0] == readings[1]
     assert len(readings[0]) == 2
+
+
+@pytest.mark.parametrize("asked", [api.fit, api.explain])
+def test_a_table_in_several_shards_is_refused_as_nothing_says_how_they_train(asked):
+    """Each would descend on its own rows, towards no optimum of all."""
+    orders = sites()["at orders"]["orders"]
+    halves = {"east": {"orders": orders[:20]}, "west": {"orders": orders[20:]}}
+    sharded = {"at items": sites()["at items"], **halves}
+    with pytest.raises(
+        QueryError, match=r"table 'o' is in 2 shards, and strategy 'toy' .* use admm"
+    ):
+        asked(SQL, sharded, **HOW)
+    few = {"num_epochs": 1, "test_fraction": 0.0, "strategy": "admm"}
+    asked(SQL, sharded, **few)
+
+
+def test_noise_that_it_does_not_plan_is_refused_before_any_site_is_asked():
+    privacy = PrivacySettings(features="statistics", epsilon=1.0)
+    with pytest.raises(SettingsError, match="'toy' plans no noise for what its sites"):
+        Settings(strategy=TOY, privacy=privacy)
 
 
 class RepeatingGrid(InProcessGrid):

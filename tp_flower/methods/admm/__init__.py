@@ -18,4 +18,5 @@ ADMM: Final = Method(
     unions=("gram", "consensus"),
     solves_tables=True,
     takes_loss=separable_loss,
+    plans_noise=True,
 )

@@ -21,6 +21,7 @@ from tp_flower.methods.boost.messages import (
     TREES,
 )
 from tp_flower.methods.method import Method, curved_loss
+from tp_flower.protocol.training_messages import Update
 
 BOOST: Final = Method(
     name="boost",
@@ -36,7 +37,7 @@ BOOST: Final = Method(
     only_model=TREES,
     takes_codes=True,
     starts_from="boost_from",
-    plans_noise=False,
+    updates=(Update.LOCAL,),
     takes_loss=curved_loss,
 )
 

@@ -16,6 +16,5 @@ CG: Final = Method(
     rules="tp_flower.methods.cg.settings:RULES",
     updates=(Update.GRAM,),
     only_model=LINEAR,
-    plans_noise=False,
     takes_loss=curved_loss,
 )

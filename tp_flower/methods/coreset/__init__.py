@@ -25,6 +25,7 @@ RIDGE: Final = Method(
     takes_loss=least_squares,
     sampled_rows=2000,
     solvers=("exact", "saga"),
+    plans_noise=True,
 )
 KMEANS: Final = replace(
     RIDGE,

@@ -28,4 +28,5 @@ MOMENTS: Final = Method(
     tells="the second moments of the joined rows: for each two columns of the tables, "
     "the label among them, the sum of their products: of single rows nothing, unless a "
     "column, a filter or a key marks one",
+    plans_noise=True,
 )

@@ -25,4 +25,5 @@ PERSONALISED: Final = Method(
     sends_scores=False,
     keeps_labels=True,
     takes_loss=bounded_loss,
+    plans_noise=True,
 )

@@ -17,6 +17,7 @@ SGD: Final = Method(
     updates=(Update.SUM,),
     sends_gradients=True,
     takes_loss=separable_loss,
+    plans_noise=True,
 )
 GD: Final = replace(
     SGD,
