@@ -342,7 +342,7 @@ class TablePuppetSGD(TrainingStrategy):
 
 
 class GradientDescent(TrainingStrategy):
-    """Train over the result of a query by gradient descent, a step per epoch.
+    """Train by gradient descent with momentum (heavy ball), a step per epoch.
 
     It is the baseline of the paper's section 6.
     """
