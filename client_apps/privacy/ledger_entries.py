@@ -31,10 +31,6 @@ GROUP_SCOPE: Final = (
     "a row is a group of the sub-query: a row of the table may change the values of "
     "its group, which tells as much as two groups"
 )
-BASE_ROW_SCOPE: Final = (
-    "rows of the run are groups of a sub-query: a row of the table changes what its "
-    "group adds, and is counted with that, twice what a group adds"
-)
 KEYS = "keys"
 COUNTS = "counts"
 STATISTICS = "statistics"
@@ -170,7 +166,7 @@ def group_cost(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, s
     if isinstance(mechanism, mechanisms.Gaussian) and mechanism.sample_rate == 1.0:
         return replace(
             mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0
-        ), BASE_ROW_SCOPE
+        ), mechanisms.BASE_ROW_SCOPE
     return mechanism, GROUP_SCOPE
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from strategies.report_page.plots import bar_figure
 from strategies.report_page.readings import readings
+from tp_flower.privacy.mechanisms import BASE_ROW_SCOPE
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_seconds
 from tp_flower.reports.records import waiting_seconds
@@ -195,7 +196,19 @@ def privacy_totals(privacy: blocks.Record) -> blocks.Table:
         return _releases(accounts, note)
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
     title = f"Epsilon per {per}, and what is not covered"
-    return blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
+    table = blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
+    grouped = dict.fromkeys(
+        account.text("table")
+        for account in accounts
+        if BASE_ROW_SCOPE in account.text("scope")
+    )
+    if not grouped:
+        return table
+    why = (
+        f"Of {', '.join(grouped)}, {BASE_ROW_SCOPE}: so the epsilon is above "
+        "privacy.epsilon."
+    )
+    return replace(table, note=f"{table.note} {why}")
 
 
 def _releases(accounts: list[blocks.Record], note: str) -> blocks.Table:

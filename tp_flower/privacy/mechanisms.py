@@ -18,6 +18,10 @@ from tp_flower.errors import SiteError
 from tp_flower.randomness import NoiseSource
 
 _LARGEST: Final = 1e150  # its square is a number
+BASE_ROW_SCOPE: Final = (
+    "rows of the run are groups of a sub-query: a row of the table changes what its "
+    "group adds, and is counted with that, twice what a group adds"
+)
 
 
 class _Mechanism(

@@ -6,17 +6,19 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from client_apps.privacy.ledger_entries import BASE_ROW_SCOPE, GROUP_SCOPE, group_cost
+from client_apps.privacy.ledger_entries import GROUP_SCOPE, group_cost
+from strategies.report_page.costs import privacy_totals
 from strategies.run.exchange import Part, Replies
 from strategies.setup.extract import check_groups
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tp_flower.errors import QueryError, ReplyError
-from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.privacy.mechanisms import BASE_ROW_SCOPE, Gaussian
 from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import SubQuery
+from tp_flower.reports.blocks import Record
 from tp_flower.settings import PrivacySettings
 from tp_flower.terms.groups import grouped_parts
 
@@ -182,3 +184,5 @@ def test_a_row_below_groups_costs_what_two_of_them_do():
             assert (BASE_ROW_SCOPE in release["scope"]) == is_grouped
             multipliers[release["table"]] = release["mechanism"]["noise_multiplier"]
     assert multipliers["payments"] == pytest.approx(multipliers["customers"] / 2.0)
+    note = privacy_totals(Record(report.privacy)).note
+    assert f"Of payments, {BASE_ROW_SCOPE}: so the epsilon is above privacy" in note
