@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies.methods.moments.noise import NoiseEffect
 from strategies.methods.moments.strategy import TablePuppetMoments
 from tests.support.examples.orders import fit, sites, sql, tables
 from tests.support.federated import (
@@ -19,13 +18,10 @@ from tests.support.federated import (
 from tests.support.ledgers import ledger_lines
 from tp_flower import api
 from tp_flower.errors import QueryError, ReplyError, SettingsError, SiteError
-from tp_flower.methods.moments.solve import Solution
 from tp_flower.query import Query
 from tp_flower.randomness import NoiseSource
-from tp_flower.reports.console import epoch_line
-from tp_flower.reports.records import RoundReport, report_dict
+from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
-from tp_flower.splits import TEST, TRAIN
 
 ENCODERS = "o.day=range(-4,4);u.age=range(0,100);i.price=range(0,40);m.size=range(-4,4)"
 RANGE = (-4.0, 8.0)
@@ -429,16 +425,3 @@ def test_noise_that_drowns_the_metrics_is_said():
     assert "noise hides how good the model is" in report["verdict"]
     for table in report["moments"]["tables"]:
         assert table["alone"]["test"] is table["without"]["test"] is None
-
-
-def test_metrics_are_hidden_where_noise_outweighs_them():
-    """Both ends of the loss are 0 where the noisy squares are negative."""
-    coefficients = Solution(np.ones((1, 1)), np.ones(1))
-    spread = {TRAIN: {"loss": (1.0, 1.9)}, TEST: {"loss": (0.0, 0.0)}}
-    metrics = {TRAIN: {"loss": 1.5}, TEST: {"loss": 0.0, "r2": 1.0}}
-    known = NoiseEffect(coefficients, spread).known(metrics)
-    assert known[TRAIN] == {"loss": 1.5}
-    assert np.isnan(list(known[TEST].values())).all()
-    line = epoch_line([RoundReport(1, 1, "moments", known[TRAIN], known[TEST])], 1, 0.0)
-    assert "train loss 1.5000" in line
-    assert "test loss not known r2 not known" in line

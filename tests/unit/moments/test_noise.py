@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from strategies.methods.moments.noise import NoiseEffect
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.methods.moments.noise import (
     LabelUnit,
@@ -11,8 +12,12 @@ from tp_flower.methods.moments.noise import (
     entry_deviations,
     noise_words,
 )
+from tp_flower.methods.moments.solve import Solution
 from tp_flower.methods.moments.words import to_words
 from tp_flower.randomness import GRID_BITS, NoiseSource
+from tp_flower.reports.console import epoch_line
+from tp_flower.reports.records import RoundReport
+from tp_flower.splits import TEST, TRAIN
 
 TABLES = ("label", "own", "other")
 FEATURES = {"label": 2, "own": 3, "other": 1}
@@ -201,3 +206,16 @@ def test_bits_leave_room_for_noise_and_shards():
 def test_a_label_needs_a_range():
     with pytest.raises(SettingsError, match=r"privacy\.label-range: moments"):
         LabelUnit.of(())
+
+
+def test_metrics_are_hidden_where_noise_outweighs_them():
+    """Both ends of the loss are 0 where the noisy squares are negative."""
+    coefficients = Solution(np.ones((1, 1)), np.ones(1))
+    spread = {TRAIN: {"loss": (1.0, 1.9)}, TEST: {"loss": (0.0, 0.0)}}
+    metrics = {TRAIN: {"loss": 1.5}, TEST: {"loss": 0.0, "r2": 1.0}}
+    known = NoiseEffect(coefficients, spread).known(metrics)
+    assert known[TRAIN] == {"loss": 1.5}
+    assert np.isnan(list(known[TEST].values())).all()
+    line = epoch_line([RoundReport(1, 1, "moments", known[TRAIN], known[TEST])], 1, 0.0)
+    assert "train loss 1.5000" in line
+    assert "test loss not known r2 not known" in line
