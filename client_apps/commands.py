@@ -21,8 +21,9 @@ from rich.text import Text
 
 from client_apps.account_metrics import site_metrics
 from client_apps.account_page import account_page
-from client_apps.data.ledger import open_ledger
+from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
+from client_apps.privacy.accounts import earlier_accounts
 from client_apps.privacy.approval import (
     add_approval,
     read_proposal,
@@ -40,7 +41,7 @@ from tp_flower.privacy.epsilons import compose, epsilons
 from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
-from tp_flower.sources.derived.accounts import source_id
+from tp_flower.sources.derived.accounts import account_name, source_id
 from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
@@ -160,24 +161,36 @@ def account(root: str, tables: str) -> blocks.Table:
     ledger = open_ledger(root)
     budget_of = budgets(site)
     shards: list[Record] = []
+    earlier: dict[str, str] = {}
     for source in site.shards:
         name = source_id(source)
+        place = f"{source.table} at {source.site}"
         budget = budget_of.get(name)
-        released = ledger.released(name)
         delta = budget.delta if budget else DEFAULT_DELTA
-        shard = {
-            "shard": f"{source.table} at {source.site}",
-            **vars(epsilons(released, delta)),
-            "spent": compose(released, delta),
+        content = {
+            "shard": place,
             "of": f"{budget.epsilon:g}" if budget else "no budget",
             "per": source.policy.per,
-            "delta": delta,
         }
-        shards.append(Record(shard))
+        shards.append(_spent_record(ledger, name, delta, content))
+        for before in earlier_accounts(ledger, source, site.shards):
+            earlier[before] = f"{place}, before: {account_name(before)}"
+    for name, place in earlier.items():
+        content = {"shard": place, "of": "no table's now", "per": "-"}
+        shards.append(_spent_record(ledger, name, DEFAULT_DELTA, content))
     table = blocks.epsilon_table("Epsilon spent, of the budget", shards, SHARD, BUDGET)
     if not any(shard.amount("spent") for shard in shards):
         return table
     return replace(table, note=f"{table.note} {blocks.NOTES['spent']}".strip())
+
+
+def _spent_record(
+    ledger: Ledger, name: str, delta: float, content: dict[str, str]
+) -> Record:
+    """Return a row of the account: what rows have spent by an identifier."""
+    released = ledger.released(name)
+    spent = {"spent": compose(released, delta), "delta": delta}
+    return Record({**content, **vars(epsilons(released, delta)), **spent})
 
 
 def policy(tables: str, table: str) -> str:

@@ -62,6 +62,7 @@ from client_apps.data.query_quota import (
     Quotas,
     check_quota,
     count_queries,
+    find_accounts,
     recorded,
 )
 from client_apps.data.score_counts import SCORES, ScoreLimit
@@ -346,6 +347,11 @@ class Ledger:
         with self._transaction() as connection:
             return count_queries(connection, source)
 
+    def accounts(self, table: str, site: str, after: str = "") -> list[str]:
+        """Return a table's accounts that begin after another's last query, in order."""
+        with self._transaction() as connection:
+            return find_accounts(connection, table, site, after)
+
     def spent(self, source: str) -> list[mechanisms.Mechanism]:
         """Return the mechanisms that a source has used, open reservations in full."""
         with self._transaction(is_whole=True) as connection:
@@ -506,6 +512,8 @@ class RoundLedger:
         self.close = self._write_with_round(ledger.close)
         self.record = self._write_with_round(ledger.record)
         self.check_quota = ledger.check_quota
+        self.queries = ledger.queries
+        self.accounts = ledger.accounts
         self.scores_used = ledger.scores_used
 
     def lines(self, run: str) -> list[Line]:

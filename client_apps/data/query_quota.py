@@ -34,6 +34,22 @@ SELECT event, count(*), sum(json_extract(line, '$.time') > ?) FROM ledger
 WHERE source IS ? AND event IN ('answer', 'refuse') GROUP BY event
 """
 """By event the queries of a source, and how many of them are later than a time."""
+FIND_ACCOUNTS: Final = """
+WITH queries AS (
+    SELECT * FROM ledger WHERE source IS NOT NULL AND event IN ('answer', 'refuse')
+), accounts AS (SELECT source, min(seq) AS first FROM queries GROUP BY source)
+SELECT source FROM accounts
+WHERE first > (SELECT coalesce(max(seq), 0) FROM queries WHERE source = :after)
+AND NOT EXISTS (
+    SELECT 1 FROM ledger AS start JOIN queries AS other ON other.run = start.run
+    WHERE start.seq = first AND other.source = :after
+)
+AND EXISTS (
+    SELECT 1 FROM queries WHERE queries.source = accounts.source
+    AND json_extract(line, '$.table') = :table AND json_extract(line, '$.site') = :site
+) ORDER BY first
+"""
+"""The sources of a table's queries that begin in runs after the last of a source."""
 BEYOND: Final = "beyond"
 """In a line: how many refusals there had been by then beyond ``MOST_REFUSALS``."""
 _COUNT: Final = "refusals beyond the limit"
@@ -93,6 +109,18 @@ def count_queries(connection: Connection, source: str) -> dict[str, tuple[int, i
     since = time.strftime(TIME, time.gmtime(time.time() - DAY_SECONDS))
     rows = connection.execute(COUNT_QUERY, (since, source))
     return {event: (count, of_day) for event, count, of_day in rows}
+
+
+def find_accounts(
+    connection: Connection, table: str, site: str, after: str
+) -> list[str]:
+    """Return the sources of a table's queries, in the order in which they begin.
+
+    Only those that begin in a run after the last query of the source ``after``, if it
+    has any: shards of one run begin together.
+    """
+    values = {"table": table, "site": site, "after": after}
+    return [source for (source,) in connection.execute(FIND_ACCOUNTS, values)]
 
 
 def _free_at(connection: Connection, source: str | None, quota: int) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 from sqlglot import exp
 
 from client_apps.privacy import approval
+from client_apps.privacy.accounts import check_account
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, ProposalError, SiteError, SourceError
@@ -331,7 +332,7 @@ def list_query(
 
 
 def admit_query(site: Site, number: int, source: ShardSource) -> None:
-    """Refuse a query of a run that is not approved, or beyond the quota.
+    """Refuse a query that is not approved, or beyond the quota, or of a new account.
 
     Any other query goes on to read rows.
     """
@@ -342,6 +343,9 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         # for the owner, who may approve it
         query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
         raise
+    # simulations of one process, of any tables, keep one ledger in its memory
+    if site.state_folder is not None and not site.is_simulated:
+        check_account(site.ledger, source, site.shards)
     name = source_id(source)
     if name in site.quotas_by_rows:
         site.quotas[name] = site.quotas_by_rows[name]

@@ -206,7 +206,8 @@ class Policy:
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: of all that leaves with noise; None for no budget. It bounds what is
             told of features only if they leave with noise alone, scores too.
-        budget_name: "" to use the location of the rows.
+        budget_name: "" to use the location of the rows; with ``ACCOUNT_PREFIX`` an
+            account that the ledger has.
         approved_runs: digests of proposals; None if no run needs an approval.
         partners: the sites that may take part in a run besides the table's own, by the
             names that its owner has given their keys; None for all whose keys are
@@ -645,6 +646,8 @@ MISSING: Final = Policy(
     sees_regions=False,
 )
 """The policy of a table that has none."""
+ACCOUNT_PREFIX: Final = "account:"
+ACCOUNT_DIGITS: Final = 32
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 

@@ -1,12 +1,16 @@
 """Reading the policies of a tables file: what they say, and what they leave out."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from tp_flower.arrays import MOST_BINS
 from tp_flower.errors import SourceError, closest
 from tp_flower.sources import entries
 from tp_flower.sources.policy import (
+    ACCOUNT_DIGITS,
+    ACCOUNT_PREFIX,
     ANY,
     BIN_COUNTS,
     BINS,
@@ -26,6 +30,8 @@ from tp_flower.sources.policy import (
     Policy,
     has_name,
 )
+
+_ACCOUNT_NAME: Final = re.compile(rf"{ACCOUNT_PREFIX}[0-9a-f]{{{ACCOUNT_DIGITS}}}")
 
 
 def read_policy(
@@ -59,6 +65,7 @@ def read_policy(
     _refuse_removed(merged, where)
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)
+    _check_budget_name(policy.budget_name, where)
     if bool(policy.privacy_unit) != ("rows-per-unit" in merged):
         raise SourceError(
             f"{where} must have both 'privacy-unit', the columns that say whose a row "
@@ -107,6 +114,16 @@ def _check_budget(
         return
     if (policy.epsilon_per_run or 0) > policy.epsilon:
         raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
+
+
+def _check_budget_name(name: str, where: str) -> None:
+    """Refuse a name that looks like one of an account so far, and is none."""
+    if name.startswith(ACCOUNT_PREFIX) and not _ACCOUNT_NAME.fullmatch(name):
+        raise SourceError(
+            f"'budget-name' of {where} begins with {ACCOUNT_PREFIX!r}, but the "
+            f"{ACCOUNT_DIGITS} digits of an account do not follow: `tp-flower account` "
+            "prints them"
+        )
 
 
 def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, object]:

@@ -1,5 +1,6 @@
 """Runs over derived tables: the same as over tables that hold their rows."""
 
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -262,3 +263,39 @@ def test_a_sub_query_over_a_derived_table(tmp_path):
         for make in (hospital, stored)
     ]
     assert final(runs[0]) == pytest.approx(final(runs[1]), rel=1e-9)
+
+
+COLUMNS = ["patient", "seen", "kind", "cost", "value", "taken", "mean"]
+UNCOUNTED = SITE.replace('policy = "open"\n', "")
+PAST = "l.taken <= v.seen"
+LEFT = f"{PAST} WHERE v.patient NOT IN (SELECT patient FROM withdrawn)"
+WITHDRAWN = """[tables.withdrawn]
+path = "withdrawn.csv"
+site = "hospital"
+"""
+
+
+def test_an_account_does_not_begin_anew_in_silence(tmp_path):
+    """A SELECT that reads one table more would: its owner names the account so far."""
+    (tmp_path / "withdrawn.csv").write_text("patient\n3\n")
+    policy = f"[tables.records.policy]\n{lenient(COLUMNS, 'queries-per-day = 1')}\n"
+    sites = hospital(tmp_path, UNCOUNTED + policy)
+    state = tmp_path / "state" / "hospital"
+    with LocalGrid(sites, state=tmp_path / "state") as grid:
+
+        def run(text):
+            sites["hospital"].write_text(text)
+            train(grid, SQL, "cg", test_fraction=0.0, num_epochs=1)
+
+        run(UNCOUNTED + policy)
+        changed = UNCOUNTED.replace(PAST, LEFT) + WITHDRAWN + policy
+        with pytest.raises(SiteError, match="would begin anew") as refusal:
+            run(changed)
+        assert "SELECT" not in str(refusal.value)
+        reason = ledger_lines(state, "refuse")[-1]["reason"]
+        assert "the SELECT of 'records' reads other tables than before" in reason
+        (account,) = re.findall('budget-name = "(account:[0-9a-f]{32})"', reason)
+        options = ("--tables", sites["hospital"], "--state-dir", state)
+        assert account in printed_by("account", *options)
+        with pytest.raises(SiteError, match="1 queries have read table records"):
+            run(f"{changed}budget-name = '{account}'")

@@ -9,13 +9,15 @@ from msgspec.structs import replace
 
 from client_apps.app import app
 from client_apps.data import query_quota
-from client_apps.data.ledger import open_ledger
+from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.privacy.accounts import check_account
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by, refused_by
 from tests.support.examples.planned import release
 from tests.support.federated import store, store_sql, train, write_site
 from tests.support.page_reading import Page
+from tp_flower.errors import PolicyError
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
     SCORE_SUMS,
@@ -187,3 +189,51 @@ def test_the_ledger_is_printed_and_begun_anew(tables, state, tmp_path):
         both,
     ):
         assert "use one of --tables" in refused_by("account", *options, status=2)
+
+
+def visits(folder, *paths, policy="budget-name = ''"):
+    """The shards of a table of these files, whose policy has a rule."""
+    for path in paths:
+        (folder / path).write_text("k\n1\n")
+    shards = ", ".join(f"{{ path = '{path}' }}" for path in paths)
+    file = folder / "tables.toml"
+    text = f"[tables.visits]\nsite = 'h'\nshards = [{shards}]\n"
+    file.write_text(f"{text}[tables.visits.policy]\n{policy}\n")
+    return load_tables(str(file))
+
+
+def query(ledger, run, *shards):
+    """Record a query of each shard that is admitted."""
+    for shard in shards:
+        check_account(ledger, shard, shards)
+        line = {"table": shard.table, "site": shard.site, "source": source_id(shard)}
+        ledger.record(run, "answer", [line], {})
+
+
+def test_rows_that_have_moved_need_the_name_of_an_account(tmp_path):
+    ledger = Ledger(":memory:")
+    query(ledger, "1", *visits(tmp_path, "a.csv"))
+    # one shard more, or fewer, changes no account of the others
+    query(ledger, "2", *visits(tmp_path, "a.csv", "b.csv"))
+    query(ledger, "3", *visits(tmp_path, "b.csv", "c.csv", "a.csv"))
+    query(ledger, "4", *visits(tmp_path, "c.csv"))
+    moved = visits(tmp_path, "d.csv")
+    with pytest.raises(PolicyError, match="'visits' are at another place than before"):
+        query(ledger, "5", *moved)
+    names = ledger.accounts("visits", "h")
+    for name in names:
+        shards = visits(tmp_path, "d.csv", policy=f"budget-name = 'account:{name}'")
+        assert source_id(*shards) == name
+        query(ledger, "6", *shards)
+    unknown = f"account:{'0' * 32}"
+    with pytest.raises(PolicyError, match=f"the ledger has no account '{unknown}'"):
+        query(
+            ledger,
+            "7",
+            *visits(tmp_path, "d.csv", policy=f"budget-name = '{unknown}'"),
+        )
+    query(ledger, "8", *visits(tmp_path, "d.csv", policy="budget-name = 'new'"))
+    # what has left under the new name would be forgotten
+    with pytest.raises(PolicyError, match="would begin anew"):
+        query(ledger, "9", *visits(tmp_path, "a.csv"))
+    assert ledger.accounts("elsewhere", "h") == []

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from tp_flower.errors import SourceError
+from tp_flower.sources.policy import ACCOUNT_DIGITS, ACCOUNT_PREFIX
 from tp_flower.sources.tables_file import ShardSource
 
 
@@ -21,16 +22,34 @@ def source_id(source: ShardSource) -> str:
     """Return the identifier of a shard's rows in the ledger and for noisy labels.
 
     It is a hash of their location, regardless of the table's name or how they are read;
-    for rows that move, a hash of the policy's ``budget-name``; for derived rows, of the
-    rows that they are made of, whatever the SELECT. Data frames get a new one in every
-    grid.
+    for rows that move, a hash of the policy's ``budget-name``, or the account that it
+    names; for derived rows, of the rows that they are made of, whatever the SELECT.
+    Data frames get a new one in every grid.
     """
+    if account := named_account(source.policy.budget_name):
+        return account
     if source.policy.budget_name:
         return _digest(["named", source.policy.budget_name])
     if source.derived is None:
         return _place_id(source)
     ids = sorted({source_id(shard) for shard in read_shards(source)})
     return ids[0] if len(ids) == 1 else _digest(["derived", *ids])
+
+
+def account_name(identifier: str) -> str:
+    """Return the ``budget-name`` by which rows are counted in an account so far."""
+    return f"{ACCOUNT_PREFIX}{identifier}"
+
+
+def named_account(budget_name: str) -> str:
+    """Return the identifier that a ``budget-name`` names; "" for any other name.
+
+    >>> named_account(account_name("5a")), named_account("payments")
+    ('5a', '')
+    """
+    if not budget_name.startswith(ACCOUNT_PREFIX):
+        return ""
+    return budget_name.removeprefix(ACCOUNT_PREFIX)
 
 
 def _place_id(source: ShardSource) -> str:
@@ -43,7 +62,7 @@ def _place_id(source: ShardSource) -> str:
 
 
 def _digest(location: list[object]) -> str:
-    return hashlib.sha256(json.dumps(location).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(location).encode()).hexdigest()[:ACCOUNT_DIGITS]
 
 
 def read_shards(source: ShardSource) -> Iterator[ShardSource]:
@@ -116,5 +135,6 @@ def _check_account(source: ShardSource, other: ShardSource) -> None:
     if source_id(source) != source_id(other):
         raise SourceError(
             f"{both}, and queries and scores of each would be counted without the "
-            f"other's: write the same 'budget-name' into both policies, or {free}"
+            f"other's: write the same 'budget-name' into both policies, or {free}. "
+            "`tp-flower account` has the names of the accounts so far"
         )
