@@ -195,7 +195,14 @@ def _spent_record(
 
 def policy(tables: str, table: str) -> str:
     """Return first policies of a tables file's tables, to be put at its end."""
-    text = first_policies(load_tables(tables), table)
+    sources = load_tables(tables)
+    if any(source.table == table and source.has_policy for source in sources):
+        raise SourceError(
+            f"table {table!r} has a policy in the tables file {tables}: change its "
+            "lines there, or take them out, and a first one is written that allows "
+            "nothing"
+        )
+    text = first_policies(sources, table)
     if not text:
         problem = "no table without a policy"
         if table:

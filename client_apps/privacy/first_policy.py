@@ -11,7 +11,7 @@ from typing import Final
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.extraction.select_plan import drop_enum_values
-from tp_flower.sources.derived.accounts import read_shards
+from tp_flower.sources.derived.accounts import read_tables
 from tp_flower.sources.entries import quote_toml
 from tp_flower.sources.policy import STRICT
 from tp_flower.sources.shards import ShardSource, connect, describe
@@ -168,12 +168,7 @@ def first_policies(sources: Iterable[ShardSource], table: str) -> str:
     Those that derived tables read need none: with one, they would share an account.
     """
     hosted = list(sources)
-    read = {
-        shard.table
-        for source in hosted
-        for shard in read_shards(source)
-        if shard.table != source.table
-    }
+    read = read_tables(hosted)
     shards: dict[str, list[ShardSource]] = {}
     for source in hosted:
         has_need = not source.has_policy and source.table not in read

@@ -13,7 +13,7 @@
 #   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
 #   --allowed-keys  the other sites' public keys; without them, a query over several sites needs
 #                   --keys unchecked: the server is trusted with the keys
-#   --cache-gb      as in docs/how-to/
+#   --cache-gb      gigabytes that the cache may take (default 20; docs/how-to/connect-sources.md)
 #   --check         try the files, the tables and the way to the SuperLink, and start nothing
 #
 # A SuperNode that is refused exits; whoever supervises it starts it again. After a kill -9 the
@@ -111,16 +111,14 @@ PYTHON
 }
 
 check_tables() {
-  python - "$tables" <<'PYTHON'
+  python - "$tables" "$state" "$allowed_keys" <<'PYTHON'
 import sys
+from client_apps.privacy.table_checks import check_tables
 from tp_flower.errors import TPFlowerError
-from tp_flower.sources.shards import describe, load_tables
 
 try:
-    for source in load_tables(sys.argv[1]):
-        source.check_policy()
-        found = describe(source)
-        print(f"  {source.table} of {source.site}: {found.rows:,} rows, {len(found.columns)} columns")
+    for line in check_tables(*sys.argv[1:]):
+        print(line)
 except TPFlowerError as error:
     sys.exit(f"error: {error}")
 PYTHON

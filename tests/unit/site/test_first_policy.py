@@ -153,3 +153,13 @@ def test_tables_that_others_are_derived_from_need_no_policy(tmp_path):
     assert policies == ['"b"', '"c"']
     assert '[tables."a".policy]' in written(tables, "--table", "a")
     assert len(sources_of(tmp_path, text + lines)) == 3
+
+
+def test_a_policy_beside_one_that_allows_more_is_not_written(tables):
+    text = tables.read_text()
+    first = written(tables, "--table", "orders")
+    tables.write_text(f"{text}\n{first}")
+    reason = refused_by("policy", "--tables", tables, "--table", "orders")
+    assert "table 'orders' has a policy in the tables file" in reason
+    tables.write_text(text)
+    assert written(tables, "--table", "orders") == first

@@ -10,7 +10,7 @@ shares its rows with no other that takes part.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 
 from tp_flower.errors import SourceError
@@ -70,6 +70,16 @@ def read_shards(source: ShardSource) -> Iterator[ShardSource]:
     if source.derived is not None:
         for shards in source.derived.tables.values():
             yield from shards
+
+
+def read_tables(sources: Iterable[ShardSource]) -> set[str]:
+    """Return the tables that the SELECTs of other tables read."""
+    return {
+        shard.table
+        for source in sources
+        for shard in read_shards(source)
+        if shard.table != source.table
+    }
 
 
 def stored_shards(source: ShardSource) -> Iterator[ShardSource]:
