@@ -293,7 +293,7 @@ def _meaning(
                 f"{name} tells the table's other shards statistics, and sums over all "
                 "shards"
             )
-        if tells_sites := _told_sites(settings, len(holders)):
+        if tells_sites := _told_sites(fragment, settings, len(holders)):
             yield f"{name} tells other sites {tells_sites}"
         if takers := _takers_of_cutoffs(alias, fragments.values()):
             yield (
@@ -370,8 +370,12 @@ def _by_settings(fragment: Fragment, settings: Settings) -> Iterator[str]:
         )
 
 
-def _told_sites(settings: Settings, tables: int) -> str:
-    """Return what the sites of other tables learn from a table; "" for nothing."""
+def _told_sites(fragment: Fragment, settings: Settings, tables: int) -> str:
+    """Return what the sites of other tables learn from a table; "" for nothing.
+
+    The derivative of a row that is joined once tells its label, masks or not: noisy
+    labels alone bound that.
+    """
     is_used = settings.mode in WITH_A_MODEL
     if settings.inspects:
         return (
@@ -391,11 +395,17 @@ def _told_sites(settings: Settings, tables: int) -> str:
         scores = "its score"
     else:
         scores = "the sum of its score and those of third tables"
+    label = ""
+    if fragment.label is not None:
+        label = "the label of each of their rows that is joined once, masks or not"
+        if settings.privacy.covers_labels:
+            label = "the noisy label of each of their rows that is joined once"
+        label = f"{label}: it follows from the first step; and "
     return (
-        f"{scores}, in every epoch, for each of their rows that is joined once: it "
-        "follows from how far their own score is to step. With as many persons whose "
-        "features they know as there are columns, they can compute the features of "
-        "others. You learn the same of them"
+        f"{label}{scores}, in every epoch, for each of their rows that is joined "
+        "once: it follows from how far their own score is to step. With as many "
+        "persons whose features they know as there are columns, they can compute the "
+        "features of others. You learn the same of them"
     )
 
 

@@ -184,6 +184,30 @@ def test_the_text_of_a_run(name, settings, lines):
         assert line in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "the label of each of their rows that is joined once, masks or not: it"),
+        (
+            {"privacy.labels": "randomised-response", "privacy.label-epsilon": 2.0},
+            "the noisy label of each of their rows that is joined once: it",
+        ),
+        ({"strategy": "moments"}, ""),
+        ({"mode": "predict"}, ""),
+    ],
+)
+def test_the_owner_of_the_label_reads_that_other_sites_work_it_out(settings, words):
+    proposal = proposal_of(**settings)
+    told = " ".join(proposal_text(proposal, ["north"]).split())
+    assert words in told
+    assert ("rows that is joined once: it follows from the first" in told) == (
+        "noisy" in words
+    )
+    assert ("masks or not" in told) == ("masks or not" in words)
+    # the lab has no label to tell
+    assert "follows from the first" not in proposal_text(proposal, ["lab"])
+
+
 def test_nothing_from_the_server_begins_a_line_or_hides():
     hostile = "x\nRUN sha256:00\r\u2028\u202e\x1b[2J\u200b"
     document = msgspec.to_builtins(PROPOSAL)
