@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from client_apps.data.ledger import ANSWER, CHARGE, NOTE, REFUSE, RESERVE, SETTLE
+from client_apps.data.score_counts import SCORES, share_columns
 from tp_flower.events import SHOWN_DIGITS
+from tp_flower.protocol.messages import ACTIONS
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_count
 from tp_flower.terms.fragment_text import printable
@@ -12,14 +14,22 @@ MOST_LINES = 1000  # lines of a table, the latest; ``account --export`` prints a
 _DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS
 
 
-def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
-    """Return the page of a ledger whose chain is intact, as HTML without scripts."""
+def account_page(
+    lines: Sequence[blocks.Record],
+    budgets: blocks.Table,
+    queries_of_day: blocks.Table | None = None,
+    sites: Sequence[str] = (),
+) -> str:
+    """Return the page of a ledger whose chain is intact, as HTML without scripts.
+
+    ``sites`` are the names of those whose tables it is about.
+    """
     answers = [item for item in reversed(lines) if item.text("event") == ANSWER]
     refusals = [item for item in reversed(lines) if item.text("event") == REFUSE]
     queries = [*refusals[:MOST_LINES], *answers[:MOST_LINES]]
     texts = {item.text("digest"): item.text("query") for item in queries}
     contents: dict[str, blocks.Blocks] = {
-        "Budgets": [budgets],
+        "Budgets": [budgets, queries_of_day, _score_vectors(lines)],
         "Refused": [_latest_items(refusals, REFUSALS)],
         "Answered": [_latest_items(answers, ANSWERS)],
         "Queries": [
@@ -34,7 +44,7 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     counts = {"refused": refusals, "answered": answers, "runs": runs, "lines": lines}
     head = {
         "label": "",
-        "subject": "Account of a site",
+        "subject": f"Account of {printable(', '.join(sites)) or 'a site'}",
         "result": "Every query of its tables, and what left them.",
         "failure": "",
         "about": lines[-1].text("time") if lines else "",
@@ -71,6 +81,42 @@ def _releases(lines: Iterable[blocks.Record]) -> list[blocks.Record]:
             times = {"used": used, "run": item.text("run"), "time": item.text("time")}
             releases[key] = blocks.Record({**release.content, **times})
     return list(releases.values())[::-1]
+
+
+def _score_vectors(lines: Sequence[blocks.Record]) -> blocks.Table:
+    """Return how many score vectors have left, of those that a policy allows.
+
+    They count for all columns that some query reads with them, as the ledger counts.
+    """
+    places = {item.text("source"): _place(item) for item in lines if item.get("table")}
+    counted = [item for item in lines if item.text("event") == SCORES]
+    latest = {
+        (item.text("source"), tuple(item.texts("columns"))): item for item in counted
+    }
+    rows = []
+    for (source, columns), last in latest.items():
+        used = sum(
+            item.amount("times")
+            for item in counted
+            if item.text("source") == source
+            and share_columns(item.texts("columns"), columns)
+        )
+        of_columns = {"table": places.get(source, "-"), "columns": columns}
+        rows.append(blocks.Record({**last.content, **of_columns, "used": used}))
+    return blocks.tabulate("Score vectors, over all runs", rows, VECTORS)
+
+
+def _reader(release: blocks.Record) -> str:
+    """Return who learns a release, as its message declares; "-" for another version."""
+    name = release.text("action")
+    kind = release.text("what")
+    readers = (
+        item.reader or action.reply.reader
+        for action in ACTIONS.values()
+        for item in action.reply.discloses
+        if str(action) == name and kind in item.kinds
+    )
+    return next(readers, "-")
 
 
 def _keys(lines: Sequence[blocks.Record]) -> list[blocks.Record]:
@@ -135,9 +181,16 @@ RECIPIENTS = [
     blocks.text_column("their keys' fingerprints", "to"),
     ORIGIN[0],
 ]
+VECTORS = [
+    blocks.text_column("table", "table"),
+    blocks.text_column("columns that are read", "columns"),
+    blocks.count_column("left the site", "used"),
+    blocks.count_column("allowed", "allowed"),
+]
 RELEASES = [
     *PLACE,
     blocks.text_column("release", "what"),
+    blocks.Column("to whom", _reader, is_text=True),
     blocks.Column("mechanism", blocks.mechanism_text, is_text=True),
     blocks.count_column("times", "used"),
     blocks.text_column("what is assumed", "scope"),

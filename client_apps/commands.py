@@ -64,19 +64,41 @@ def show_account(root: str, tables: str, page: str) -> RenderableType:
     """
     table = account(root, tables)
     if page:
-        write_page(root, table, Path(page))
+        write_page(root, tables, table, Path(page))
     return Group(
         text_table(table.head, table.rows, words=table.words), Text(table.note)
     )
 
 
-def write_page(root: str, table: blocks.Table, file: Path) -> None:
+def write_page(root: str, tables: str, table: blocks.Table, file: Path) -> None:
     """Write the page of a ledger, with the account, for its owner alone."""
-    page = account_page(ledger_lines(root), table)
+    site = _site(root, tables)
+    sites = list(dict.fromkeys(shard.site for shard in site.shards))
+    page = account_page(ledger_lines(root), table, _queries_of_day(root, site), sites)
     try:
         write_file(file, [page.encode()], is_durable=False, mode=PRIVATE)
     except OSError as error:
         raise SiteError(f"--page {file}: {error.strerror}") from error
+
+
+def _queries_of_day(root: str, site: Site) -> blocks.Table:
+    """Return how many queries of each shard count for its quota now."""
+    ledger = open_ledger(root)
+    shards = []
+    for source in site.shards:
+        name = source_id(source)
+        queries = ledger.queries(name).values()
+        counts = {
+            "shard": f"{source.table} at {source.site}",
+            "counted": sum(of_day for _, of_day in queries),
+            "allowed": site.quotas_by_rows.get(name),
+        }
+        shards.append(Record(counts))
+    columns = [
+        blocks.count_column("queries", "counted"),
+        blocks.count_column("allowed", "allowed"),
+    ]
+    return blocks.tabulate("Queries within 24 hours", shards, [*SHARD, *columns])
 
 
 def begin_anew(root: str, file: Path) -> None:

@@ -12,6 +12,7 @@ determine each other are one unknown under two names, which is for the owner to 
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, Final
@@ -26,6 +27,11 @@ _COUNTED: Final = (
     "SELECT json_extract(line, '$.columns'), sum(times) FROM ledger "
     "WHERE source = ? AND event = 'scores' GROUP BY 1"
 )
+
+
+def share_columns(one: Collection[str], other: Collection[str]) -> bool:
+    """Return whether two queries read a column in common, or may have done so."""
+    return ANY_COLUMN in (*one, *other) or not set(one).isdisjoint(other)
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,9 @@ class ScoreLimit:
 
     def used(self, connection: Connection) -> int:
         """Return how many score vectors have left that read one of the columns."""
-        mine = set(self.columns)
         used = 0
         for listed, times in connection.execute(_COUNTED, (self.source,)):
-            columns = json.loads(listed)
-            if ANY_COLUMN in (*mine, *columns) or not mine.isdisjoint(columns):
+            if share_columns(json.loads(listed), self.columns):
                 used += times
         return used
 

@@ -98,7 +98,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",
     FEATURES: "not covered: the share of each feature's missing values and of its "
-    "rarer categories, in percents, how many categories there are, and whether most "
+    "rarer categories, in steps of 2 % (whole percents where the policy has min-rows = "
+    "1), how many categories there are, and whether most "
     "texts are numbers or dates",
     plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, "
     "which the table's policy allows to be shown",

@@ -210,6 +210,8 @@ def test_the_export_has_every_line_and_the_page_shows_them(tmp_path):
         *(key for to in recipients for key in to),
     ):
         assert piece in text, piece
+    for piece in ("Account of shop", "to whom", "server", "Queries within 24 hours"):
+        assert piece in text, piece
     # a run's name grants the right to continue it
     assert answer["run"] not in text
 

@@ -7,9 +7,11 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
+from client_apps.account_page import account_page
 from client_apps.app import app
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
+from client_apps.data.score_counts import ScoreLimit
 from client_apps.privacy.accounts import check_account
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
@@ -25,6 +27,7 @@ from tp_flower.privacy.mechanisms import (
     Gaussian,
     Reservation,
 )
+from tp_flower.reports.blocks import Record, Table
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
@@ -191,6 +194,28 @@ def test_the_ledger_is_printed_and_begun_anew(tables, state, tmp_path):
         assert "use one of --tables" in refused_by("account", *options, status=2)
 
 
+def test_the_page_has_the_score_vectors_that_are_left(tmp_path):
+    """They count for every query that reads one of the columns, as the ledger does."""
+    ledger = Ledger(str(tmp_path / "state"))
+    line = {"table": "visits", "site": "h", "source": "F"}
+    ledger.record("run", "answer", [line], {})
+    limits = {
+        columns: ScoreLimit("F", "v", columns, 0.5, 16, allowed)
+        for columns, allowed in ((("a",), 8), (("a", "b"), 9), (("c",), 7))
+    }
+    counts = ((("a",), 3), (("a", "b"), 1), (("c",), 2), (("a",), 1))
+    for number, (columns, vectors) in enumerate(counts):
+        ledger.count_scores(str(number), {(1, limits[columns]): vectors})
+    items = [Record(json.loads(text)) for text in ledger.export()]
+    page = Page(account_page(items, Table("", (), ()), None, ["clinic"]))
+    text = " ".join(page.text.split())
+    assert "Account of clinic" in text
+    for columns, left, allowed in (("a", 5, 8), ("a, b", 5, 9), ("c", 2, 7)):
+        assert f"visits at h {columns} {left} {allowed}" in text
+        names = tuple(columns.split(", "))
+        assert ledger.scores_used(limits[names]) == left
+
+
 def visits(folder, *paths, policy="budget-name = ''"):
     """The shards of a table of these files, whose policy has a rule."""
     for path in paths:
@@ -211,7 +236,7 @@ def query(ledger, run, *shards):
 
 
 def test_rows_that_have_moved_need_the_name_of_an_account(tmp_path):
-    ledger = Ledger(":memory:")
+    ledger = Ledger(str(tmp_path / "state"))
     query(ledger, "1", *visits(tmp_path, "a.csv"))
     # one shard more, or fewer, changes no account of the others
     query(ledger, "2", *visits(tmp_path, "a.csv", "b.csv"))
