@@ -4,8 +4,10 @@ Refused is what would stop every query of a table; a warning says what its owner
 have meant.
 """
 
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 from client_apps.data.key_files import read_allowed_keys
 from client_apps.data.ledger import open_ledger
@@ -13,8 +15,11 @@ from client_apps.privacy.accounts import check_account
 from tp_flower.errors import SourceError
 from tp_flower.node_config import ALLOWED_KEYS
 from tp_flower.sources.derived.accounts import read_tables
-from tp_flower.sources.policy import has_name
+from tp_flower.sources.policy import Policy, has_name
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, load_tables
+
+_MODELS: Final = ("linear", "mlp", "trees", "centres")
+_DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 
 
 def check_tables(tables: str, state: str, allowed_keys: str = "") -> Iterator[str]:
@@ -76,8 +81,19 @@ def _warnings(source: ShardSource, schema: ShardSchema) -> Iterator[str]:
     for name in policy.join_only:
         if has_name(policy.columns or (), name):
             yield f"no feature may read {name!r} of 'columns': it is in 'join-only'"
+    yield from _unknown_values(policy)
     if (policy.most_scores or 0) > 1:
         yield (
             f"scores-per-rank = {policy.most_scores:g} is above 1: as many score "
             "vectors as the rows vary in directions tell the features"
         )
+
+
+def _unknown_values(policy: Policy) -> Iterator[str]:
+    """Yield the texts in a policy's lists that no run has."""
+    for digest in policy.approved_runs or ():
+        if not _DIGEST.fullmatch(digest):
+            yield f"'approved-runs' has {digest!r}, which is no run's digest"
+    for model in policy.models or ():
+        if model not in _MODELS and ":" not in model:
+            yield f"'models' has {model!r}, which is none of {', '.join(_MODELS)}"

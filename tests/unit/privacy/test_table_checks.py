@@ -66,6 +66,9 @@ def test_rules_about_what_does_not_exist_are_refused(checked, rules, reason):
     [
         ("partners = ['lab']\nmin-rows = 2\nscores-per-rank = 1", ""),
         ("partners = ['lab', 'h']", "'partners' lists 'h' itself"),
+        ("approved-runs = ['sha256:12']", "'approved-runs' has 'sha256:12', which is"),
+        (f"approved-runs = ['sha256:{'0f' * 32}']", ""),
+        ("models = ['linera', 'm:make']", "'models' has 'linera', which is none of"),
         ("min-rows = 3", "min-rows = 3 is more than the table has"),
         ("scores-per-rank = 2", "scores-per-rank = 2 is above 1"),
         (JOIN_ONLY, "no feature may read 'patient' of 'columns'"),
