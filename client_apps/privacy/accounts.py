@@ -16,6 +16,7 @@ from tp_flower.sources.derived.accounts import (
     account_name,
     named_account,
     source_id,
+    stored_shards,
 )
 from tp_flower.sources.entries import FOR_OWNER
 from tp_flower.sources.shards import ShardSource
@@ -46,9 +47,12 @@ def check_account(
 ) -> None:
     """Refuse to read a shard whose account would begin anew without its owner's word.
 
-    ``shards`` are all of the site. An open policy counts nothing.
+    ``shards`` are all of the site. An open policy counts nothing, and data frames are
+    of a process, which identifies them anew.
     """
     policy = source.policy
+    if any(shard.token is not None for shard in stored_shards(source)):
+        return
     named = named_account(policy.budget_name)
     if policy.is_open or (policy.budget_name and not named):
         return

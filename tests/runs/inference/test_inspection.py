@@ -391,9 +391,16 @@ ALLOWING = 'releases.inspection = "clear"'
 
 
 def policed(folder, **rules):
-    """Write the tables of real sites whose policies have some rules."""
+    """Write the tables of real sites whose policies have some rules.
+
+    The model was trained where they were before: they have accounts of their own.
+    """
     return {
-        name: write_site(folder / name, {name: frame}, {name: rules.get(name, "")})
+        name: write_site(
+            folder / name,
+            {name: frame},
+            {name: f'budget-name = "{name}"\n{rules.get(name, "")}'},
+        )
         for name, frame in STORE.items()
     }
 

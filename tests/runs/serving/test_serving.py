@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
@@ -19,6 +20,7 @@ STORE = on(whole, store())
 ROWS = range(len(store()["orders"]))
 DAYS = store()["orders"]["day"].to_list()
 SCORE = "query.score"
+ACCOUNTS = count()
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +192,21 @@ def test_a_site_that_is_gone_is_named_until_it_is_back(model, monkeypatch):
         assert served.predict({"row": 0}) == expected
 
 
+def moved(frames, **rules):
+    """Policies of tables that are not where the model was trained on them.
+
+    Each time they have accounts of their own.
+    """
+    number = next(ACCOUNTS)
+    return {
+        name: f'budget-name = "{name} {number}"\n{rules.get(name, "")}'
+        for name in frames
+    }
+
+
 def test_rows_that_are_added_are_read_after_a_while(model, tmp_path):
     frames = store()
-    sites = site_per_table(tmp_path, frames, dict.fromkeys(frames, ""))
+    sites = site_per_table(tmp_path, frames, moved(frames))
     with serving(model, sites, refresh=0.5) as served:
         served.wait()
         assert served.error({"row": len(ROWS)})[0] == 404
@@ -210,7 +224,7 @@ def limited(model, tmp_path):
 
     def serve(**rules):
         frames = store()
-        policies = {name: rules.get(name, "") for name in frames}
+        policies = moved(frames, **rules)
         return serving(model, site_per_table(tmp_path, frames, policies))
 
     return serve

@@ -135,12 +135,15 @@ def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(
     rng = default_rng(seed)
     predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
     weights = weights if is_weighted else np.ones(rows)
-    groups = comparison.means_by_tenth(predicted, labels, weights)
+    ranked = comparison.RankedRows.of(predicted, labels, weights)
+    groups = comparison.means_by_tenth(ranked)
     assert len(groups) == min(rows // comparison.LEAST_GROUP, 10)
     assert all(group["rows"] >= comparison.LEAST_GROUP for group in groups)
     again = rng.permutation(rows)
     moved = comparison.means_by_tenth(
-        *(values[again] for values in (predicted, labels, weights))
+        comparison.RankedRows.of(
+            *(values[again] for values in (predicted, labels, weights))
+        )
     )
     assert moved == [pytest.approx(group) for group in groups]
 
