@@ -117,11 +117,21 @@ def check_cutoffs(site: Site, number: int, taken: Iterable[SealedPairs]) -> None
 def check_partials(site: Site, number: int) -> None:
     """Refuse to seal a part's keys or partial answers for its table's other shards.
 
-    Or beside noise that no epsilon would be true of.
+    Partial answers are values, whatever the query does with them: of columns that
+    features may read. Or beside noise that no epsilon would be true of.
     """
     terms = site.terms
-    site.source(number).policy.check_partials()
+    policy = site.source(number).policy
+    policy.check_partials()
     privacy = terms.settings.privacy
+    sent = [
+        replace(read, role=Role.FEATURE, element=f"a partial answer, {read.element},")
+        for read in reads(terms.fragments[number])
+        if read.role in (Role.INNER, Role.HAVING) or read.is_of_order
+    ]
+    policy.check_reads(sent)
+    if privacy.covers_labels:
+        policy.check_unlabelled(sent)
     if privacy.covers_features or privacy.covers_predictions:
         check_no_cutoffs(terms.fragments.values())
 

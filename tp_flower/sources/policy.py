@@ -498,6 +498,16 @@ class Policy:
             )
         self.check_rows(1, "a partial answer of one key and cutoff")
 
+    def check_unlabelled(self, reads: Iterable[Read]) -> None:
+        """Refuse to tell values of columns that are labels with noise elsewhere."""
+        for read in reads:
+            if has_name(self.labels or (), read.column):
+                raise _refusal(
+                    "labels",
+                    f"{read.element} reads column {read.column!r}",
+                    "labels leave with noise in this run",
+                )
+
     def check_seen_regions(self) -> None:
         """Refuse scores that depend on regions of another table's rows."""
         if not self.sees_regions:

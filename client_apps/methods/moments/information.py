@@ -68,6 +68,7 @@ from tp_flower.methods.moments.settings import (
     weightings_of,
 )
 from tp_flower.methods.moments.terms import cluster_edge
+from tp_flower.objectives.survival.stretches import LEAST_ROWS
 from tp_flower.privacy.plan import WEIGHTED_MOMENTS
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
@@ -180,14 +181,16 @@ class WeighedShard(JoinedShard):
         source = self.site.source(self.number)
         if isinstance(clusters, NumberedRows):
             members = clusters.members
-            count = len(np.unique(members.numbers))
-            rows = len(np.unique(members.rows))
-            check_rows(source, rows, f"the rows of table {self.table!r} in clusters")
         else:
             codes = self.rows.edges[clusters.edge].codes[self.trained]
-            numbers, first = number_clusters(codes)
-            members = Members.once(numbers, clusters.slopes)
-            count = len(first)
+            members = Members.once(number_clusters(codes)[0], clusters.slopes)
+        # a slope of 0 adds nothing
+        counts = members.slopes != 0
+        count = len(np.unique(members.numbers[counts]))
+        if isinstance(clusters, NumberedRows):
+            rows = len(np.unique(members.rows[counts]))
+            check_rows(source, rows, f"the rows of table {self.table!r} in clusters")
+        else:
             check_rows(source, count, f"the clusters of table {self.table!r}")
         if members.largest > self.largest_cluster:
             raise MessageError("'largest_cluster' is less than one of the site's")
@@ -247,6 +250,9 @@ class WeighedShard(JoinedShard):
         shares = required(self.body.shares, "shares")
         check_sizes(self.body, trained=len(self.trained))
         source = self.site.source(self.number)
+        most = max(len(self.trained) // LEAST_ROWS, 1)
+        if len(self.shards) == 1 and len(shares) > most:
+            raise MessageError(f"'shares' are of {most} stretches of time at most")
         for share in shares:
             rows = int(np.count_nonzero(share))
             check_rows(source, rows, "the mean of the rows at risk")

@@ -279,22 +279,43 @@ def test_a_site_refuses_sums_of_no_more_clusters_than_columns(tmp_path, monkeypa
         fit(few, files, **how)
 
 
-def test_a_policy_counts_clusters_as_rows(tmp_path):
+def of_claims(folder, least: int) -> dict:
+    """Sites whose policies ask for so many rows of claims."""
     rules = """most-unmatched = 1\nmin-rows = {}
     releases = {{ scores = "masked", covariance = "clear" }}"""
-    least = {"claims": 88}
-    files = {
+    return {
         name: write_site(
-            tmp_path / name,
+            folder / name,
             {name: frame},
-            {name: rules.format(least.get(name, 1))},
+            {name: rules.format(least if name == "claims" else 1)},
         )
         for name, frame in tables().items()
     }
+
+
+def test_a_policy_counts_clusters_as_rows(tmp_path):
     with pytest.raises(
         SiteError, match=r"\(min-rows\) refuses: the clusters of table 'c'.*88"
     ):
-        fit(sql("c.claims"), files, loss="poisson", **CLUSTERED)
+        fit(sql("c.claims"), of_claims(tmp_path, 88), loss="poisson", **CLUSTERED)
+
+
+def test_rows_with_a_slope_of_0_make_no_cluster(tmp_path, monkeypatch):
+    """A dishonest server would read the sum over pairs of the others."""
+    ask = InformationRound._request
+
+    def of_one(self, *arguments):
+        request = ask(self, *arguments)
+        for body in request.parts.values():
+            if body.slopes is not None:
+                body.slopes[1:] = 0
+        return request
+
+    monkeypatch.setattr(InformationRound, "_request", of_one)
+    with pytest.raises(
+        SiteError, match="the clusters of table 'c' would be of too few"
+    ):
+        fit(sql("c.claims"), of_claims(tmp_path, 2), loss="poisson", **CLUSTERED)
 
 
 def test_slopes_that_might_wrap_around_are_refused(monkeypatch):

@@ -146,6 +146,28 @@ def test_partial_answers_leave_by_a_policy_that_says_so(tmp_path, rules, match):
     trained(three_sites(shop(60, 300)), sql, **{**how, "sealed_partials": False})
 
 
+HIDDEN = """releases.partials = "partner"
+min-rows = 1
+columns = ["amount"]
+filters = ["paid", "kind"]
+keys = ["customer"]"""
+
+
+@pytest.mark.parametrize(
+    ("more", "having"),
+    [(", MAX(p.kind) AS kind", ""), ("", " HAVING MIN(p.kind) > ''")],
+)
+def test_partial_answers_are_of_columns_that_features_may_read(tmp_path, more, having):
+    """Whatever the query does with them, they leave as values."""
+    sql = f"""SELECT o.y AS label, o.online, w.total FROM orders o LEFT JOIN LATERAL
+    (SELECT SUM(p.amount) AS total{more} FROM payments p WHERE
+    p.customer = o.customer AND p.paid < o.day{having}) w ON TRUE"""
+    how = {**WAYS["grid"], "num_epochs": 1, **PARTIALS}
+    match = r"\(columns\) refuses: a partial answer, .* reads column 'kind'"
+    with pytest.raises(SiteError, match=match):
+        trained(sites_with(tmp_path, HIDDEN), sql, **how)
+
+
 def test_no_epsilon_covers_them():
     noise = PrivacySettings(features="statistics", epsilon=1.0)
     how = {"method": "admm", "num_epochs": 1, "privacy": noise}

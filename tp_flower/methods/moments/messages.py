@@ -21,6 +21,7 @@ MOST_SHARE: Final = 1e6
 LARGEST_SLOPE: Final = (1 << 20) - 1
 LARGEST_NUMBER: Final = (1 << 31) - 1
 MOST_COARSER: Final = 31
+MOST_CLUSTERS: Final = 1 << 22
 """Of a row's loss, as a whole number of either sign."""
 
 SIGNIFICANT_DIGITS: Final = 6
@@ -384,7 +385,7 @@ class InformationRequest(Request, frozen=True, kw_only=True):
     columns: dict[f.Name, f.Count]
     largest_cluster: f.TableRowCount = 0
     coarser: Annotated[int, f.between(0, MOST_COARSER)] = 0
-    clusters: Annotated[int, f.between(0, LARGEST_NUMBER)] = 0
+    clusters: Annotated[int, f.between(0, MOST_CLUSTERS)] = 0
     parts: dict[int, InformationPart]
 
     discloses = (
