@@ -113,7 +113,7 @@ class RowKeys:
                 )
         try:
             return pa.array(values).cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        except (pa.ArrowException, OverflowError) as error:
             raise MalformedError(f"keys[..].{name}: {error}") from None
 
 

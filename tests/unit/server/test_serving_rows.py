@@ -74,6 +74,15 @@ def test_times_and_truth_values_are_keys():
             keys.joined_rows([asked[0] | changed])
 
 
+@pytest.mark.parametrize(
+    "column", [pa.array([[1], [2]]), pa.nulls(2), pa.array([1, 2], pa.duration("s"))]
+)
+def test_a_key_that_no_value_of_json_can_be_ends_its_request_alone(column):
+    keys = RowKeys(pa.table({"k": column}), np.arange(2))
+    with pytest.raises(MalformedError, match=r"keys\[..\]\.k: "):
+        keys.joined_rows([{"k": "a"}])
+
+
 def test_requests_that_wait_are_taken_together_as_far_as_a_round_goes():
     requests = RequestQueue()
     with pytest.raises(DownError, match=request_queue.OPENING):
