@@ -130,7 +130,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
-    are not, ``tested`` that of those that test and of their labels; metrics are only
+    are not, ``tested`` that of those that test and of their labels; ``base_score`` is
+    the best constant where the server ``has_base``; metrics are only
     those that are finite; masked scores have room by ``score_unit``; predicted classes
     have the type ``label_kind``; the ``offset`` is what the query adds to the scores of
     rows, "" for nothing; the models of all tables but the ``divided`` one read
@@ -154,6 +155,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     label_kind: str = "text"
     base_score: Scores
+    has_base: bool = True
     score_unit: Finite = 1.0
     divided: str = ""
     tables: tuple[ModelTable, ...]

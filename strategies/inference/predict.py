@@ -362,10 +362,9 @@ class Evaluate(ModelStrategy):
         target = objective.target
         fitted = objective.fitted_metrics(scores, self.manifest.response)
         self.metrics = {**objective.metrics(scores), **fitted}
-        base = np.array(self.manifest.base_score)
         constant = {}
-        # where the label's site has read the model, the server does not know a base
-        if base.any():
+        if self.manifest.has_base:
+            base = np.array(self.manifest.base_score)
             constant = objective.constant_metrics(base)
         if warning := no_better(
             response.headline, self.metrics, constant, "these rows"

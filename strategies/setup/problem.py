@@ -248,9 +248,10 @@ class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
     ``head`` makes scores of the tables' vectors; ``response`` is their meaning,
-    ``base_score`` is b, (d_c,), ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the minimum, mean and maximum of the number of
-    joined rows, trained on or held out, that each row is in.
+    ``base_score`` is b, (d_c,), of zeros unless the server ``has_base``; ``score_unit``
+    is the size of scores that masks have room for; ``fan_out`` has, by table, the
+    minimum, mean and maximum of the number of joined rows, trained on or held out, that
+    each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -264,6 +265,7 @@ class PreparedRun(ABC):
     encoders: Mapping[str, EncodedColumns]
     exposure: Exposure
     score_unit: float = 1.0
+    has_base: bool = True
     encodings: Mapping[str, Sequence[Document]] = field(default_factory=dict)
 
     @property

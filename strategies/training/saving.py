@@ -43,6 +43,7 @@ def make_manifest(strategy: TrainingStrategy) -> manifest.Manifest:
         classes=problem.classes,
         label_kind=problem.response.kind,
         base_score=tuple(problem.base_score.tolist()),
+        has_base=problem.has_base,
         score_unit=problem.score_unit,
         divided=strategy.outcome.divided.table if strategy.outcome.divided else "",
         tables=tables,

@@ -352,6 +352,7 @@ class Moments(JoinMethod):
             head=self.head(joined.objective.outputs),
             response=joined.objective.response,
             base_score=self._base_score(joined),
+            has_base=self._by_site is None,
             initial_scores={},
             fixed_point=None,
             l2=self.settings.l2,

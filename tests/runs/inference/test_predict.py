@@ -26,6 +26,7 @@ from tests.support.predicted import (
     unlabelled,
 )
 from tests.support.reference.families import Family
+from tp_flower import api
 from tp_flower.errors import (
     DivergedError,
     ModelError,
@@ -151,6 +152,15 @@ def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(s
     check_equal(
         [row[1:] for row in kept], [row[1:] for row in squared.reference(rows, near)]
     )
+
+
+def test_classes_that_are_as_frequent_have_a_constant_to_compare_with():
+    rows = pd.DataFrame({"x": np.arange(40) % 7, "y": np.arange(40) % 2})
+    how = {"task": "classification", "test_fraction": 0.0}
+    model = api.fit("SELECT a.y AS label, a.x FROM a", {"s": {"a": rows}}, **how)
+    assert model.manifest["base-score"] == [0.0]
+    baseline = model.evaluate({"s": {"a": rows}}).report["baseline"]["test"]
+    assert baseline["log_loss"] == pytest.approx(np.log(2.0))
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf, -1e31])
