@@ -124,10 +124,13 @@ def check_partials(site: Site, number: int) -> None:
     policy = site.source(number).policy
     policy.check_partials()
     privacy = terms.settings.privacy
+    # of the filters, what rows are sorted by is sent, and conditions on rows are not
+    fragment = terms.fragments[number]
+    subquery = fragment.subquery and replace(fragment.subquery, filters=())
     sent = [
         replace(read, role=Role.FEATURE, element=f"a partial answer, {read.element},")
-        for read in reads(terms.fragments[number])
-        if read.role in (Role.INNER, Role.HAVING) or read.is_of_order
+        for read in reads(replace(fragment, filters=(), subquery=subquery))
+        if read.role in (Role.INNER, Role.HAVING, Role.FILTER)
     ]
     policy.check_reads(sent)
     if privacy.covers_labels:
@@ -355,7 +358,11 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         raise
     # simulations of one process, of any tables, keep one ledger in its memory
     if site.state_folder is not None and not site.is_simulated:
-        check_account(site.ledger, source, site.shards)
+        # it reads the whole ledger
+        site.kept(
+            f"account-{number}",
+            lambda: check_account(site.ledger, source, site.shards),
+        )
     name = source_id(source)
     if name in site.quotas_by_rows:
         site.quotas[name] = site.quotas_by_rows[name]

@@ -57,8 +57,6 @@ class Role(StrEnum):
     INNER = "sub-query column"
 
 
-ORDER_BY: Final = "ORDER BY"
-"""Begins the name of a piece by which rows are sorted, which reads as a filter does."""
 SURVIVAL: Final = (Role.EVENT, Role.ENTRY, Role.STRATA)
 """The fields of a fragment that belong to its label, where that is the time of an
 event."""
@@ -261,7 +259,7 @@ class SubQuery:
             having=_map_texts(
                 Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
             ),
-            last=_map_texts(Role.FILTER, f"{ORDER_BY} {{}} {inner}", self.last, change),
+            last=_map_texts(Role.FILTER, f"ORDER BY {{}} {inner}", self.last, change),
             columns=_map_features(
                 Role.INNER, f"column {{!r}} {inner}", self.columns, change
             ),

@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from tp_flower.query import windows
 from tp_flower.query.cutoffs import CUTOFF, column_of_point, is_reserved
-from tp_flower.query.fragment import ORDER_BY, Fragment, Piece, Role, SubQuery
+from tp_flower.query.fragment import Fragment, Piece, Role, SubQuery
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Read:
     column: str
     is_plain: bool
     is_bare: bool
-
-    @property
-    def is_of_order(self) -> bool:
-        """Whether rows of a sub-query are sorted by it, to take the last."""
-        return self.role is Role.FILTER and self.element.startswith(ORDER_BY)
 
 
 def reads(fragment: Fragment) -> Iterator[Read]:

@@ -168,6 +168,13 @@ def test_partial_answers_are_of_columns_that_features_may_read(tmp_path, more, h
         trained(sites_with(tmp_path, HIDDEN), sql, **how)
 
 
+def test_the_time_of_a_last_row_is_of_a_column_that_features_may_read(tmp_path):
+    how = {**WAYS["grid"], "num_epochs": 1, **PARTIALS}
+    match = r"\(columns\) refuses: a partial answer, ORDER BY .* reads column 'paid'"
+    with pytest.raises(SiteError, match=match):
+        trained(sites_with(tmp_path, HIDDEN), LAST.replace(", p.kind", ""), **how)
+
+
 def test_no_epsilon_covers_them():
     noise = PrivacySettings(features="statistics", epsilon=1.0)
     how = {"method": "admm", "num_epochs": 1, "privacy": noise}
