@@ -6,7 +6,7 @@ remain, share the 62 bits of a sum: slopes get as many bits as a standardised co
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
 
@@ -84,6 +84,19 @@ def check_clusters(joined: JoinedTables, tree: JoinTree, settings: Settings) -> 
         )
 
 
+def clusters_of_join(
+    joined: JoinedTables, edge: int, is_trained: BoolArray, slopes: FloatArray
+) -> RowClusters:
+    """Return the trained rows of the label's table by a join's keys.
+
+    ``slopes`` are of the rows that train, (m,).
+    """
+    codes = joined.key_codes(edge)[joined.bound.label_table][is_trained]
+    numbers, _ = number_clusters(codes)
+    count = int(numbers.max(initial=-1)) + 1
+    return RowClusters(np.arange(len(numbers)), numbers, slopes, count)
+
+
 @dataclass(frozen=True, eq=False)
 class ClusteredSlopes:
     """The slopes of the label's rows as whole numbers, and their clusters.
@@ -104,48 +117,17 @@ class ClusteredSlopes:
     def of(
         cls,
         joined: JoinedTables,
-        edge: int,
-        is_trained: BoolArray,
-        exact: FloatArray,
-        chances: FloatArray,
-    ) -> Self:
-        """Return slopes (n,) that are rounded up by the chances that make them right.
-
-        ``chances`` (n,) are uniform.
-        """
-        codes = joined.key_codes(edge)[joined.bound.label_table][is_trained]
-        numbers, _ = number_clusters(codes)
-        clusters = RowClusters(
-            np.arange(len(numbers)),
-            numbers,
-            exact[is_trained],
-            int(numbers.max(initial=-1)) + 1,
-        )
-        return cls._rounded(joined, is_trained, clusters, chances[is_trained])
-
-    @classmethod
-    def of_numbers(
-        cls,
-        joined: JoinedTables,
         is_trained: BoolArray,
         clusters: RowClusters,
         chances: FloatArray,
+        *,
+        is_of_join: bool,
     ) -> Self:
-        """Return those of clusters of no join, whose rows are by place.
+        """Return slopes that are rounded up by the chances that make them right.
 
-        ``chances`` are of the members, (r,).
+        The clusters' rows are by place among those that train; ``chances`` (r,), of
+        their members, are uniform.
         """
-        found = cls._rounded(joined, is_trained, clusters, chances)
-        return replace(found, is_of_join=False)
-
-    @classmethod
-    def _rounded(
-        cls,
-        joined: JoinedTables,
-        is_trained: BoolArray,
-        clusters: RowClusters,
-        chances: FloatArray,
-    ) -> Self:
         exact = clusters.slopes
         squares = exact**2
         mean = squares.mean()
@@ -161,7 +143,7 @@ class ClusteredSlopes:
         )
         slopes = np.floor(exact / unit + chances).astype(np.int64)
         members = Members(clusters.rows, clusters.numbers, slopes, clusters.count)
-        return cls(is_trained, members, float(unit), is_of_join=True)
+        return cls(is_trained, members, float(unit), is_of_join)
 
     def told(self, span: slice) -> dict[str, AnyArray]:
         """Return the fields about the rows of a shard that train."""

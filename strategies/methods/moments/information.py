@@ -26,6 +26,7 @@ from strategies.methods.moments.clusters import (
     ClusteredSlopes,
     MeatSums,
     check_clusters,
+    clusters_of_join,
 )
 from strategies.methods.moments.join_counts import JoinCounts
 from strategies.methods.moments.section import (
@@ -385,12 +386,15 @@ class InformationRound:
         slopes = objective.weigh(objective.gradient(scores))
         rows = self.problem.train.tables[self.joined.bound.label_table]
         exact = self._of_table(rows.segment_sum(slopes).T)[0]
-        ones = self._of_table(self._is_trained[None, :].astype(np.float64))[0]
+        is_trained = self._of_table(self._is_trained[None, :].astype(np.float64))[0] > 0
         tree = tree_of(self.joined.extracted.proposal)
         named = self.settings.of(ErrorSettings).cluster
         edge = cluster_edge(tree, self.joined.bound.label_table, named)
+        clusters = clusters_of_join(self.joined, edge, is_trained, exact[is_trained])
         chances = generator(self.settings.seed, Stream.ROUNDING).random(len(exact))
-        return ClusteredSlopes.of(self.joined, edge, ones > 0.0, exact, chances)
+        return ClusteredSlopes.of(
+            self.joined, is_trained, clusters, chances[is_trained], is_of_join=True
+        )
 
     def _within(self, clusters: RowClusters) -> ClusteredSlopes:
         """Return what an information says of the joined rows in clusters of its own."""
@@ -403,11 +407,12 @@ class InformationRound:
         places = np.empty(joined, np.int64)
         places[numbers[is_trained].astype(np.int64) - 1] = np.arange(joined)
         random = generator(self.settings.seed, Stream.ROUNDING)
-        return ClusteredSlopes.of_numbers(
+        return ClusteredSlopes.of(
             self.joined,
             is_trained,
             replace(clusters, rows=places[clusters.rows]),
             random.random(len(clusters.rows)),
+            is_of_join=False,
         )
 
     @cached_property

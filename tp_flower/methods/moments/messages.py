@@ -19,10 +19,12 @@ MOST_SHARE: Final = 1e6
 """Of a row's weight, which is rounded: one that weighs next to nothing weighs 1."""
 
 LARGEST_SLOPE: Final = (1 << 20) - 1
+"""Of a row's loss, as a whole number of either sign."""
+
 LARGEST_NUMBER: Final = (1 << 31) - 1
 MOST_COARSER: Final = 31
 MOST_CLUSTERS: Final = 1 << 22
-"""Of a row's loss, as a whole number of either sign."""
+"""Each takes memory at a site before any word is made."""
 
 SIGNIFICANT_DIGITS: Final = 6
 """Of what the label's site tells of a model: of a sum they tell 20 bits, not all."""
