@@ -77,6 +77,7 @@ def test_sensitivities_are_those_of_dense_rows(layout_of):
     np.testing.assert_allclose(*totals, rtol=1e-9)
 
 
+@pytest.mark.cases("admm-whole-settings0", "sgd-sharded-settings2")
 @pytest.mark.parametrize(
     ("strategy", "layout", "settings"),
     [

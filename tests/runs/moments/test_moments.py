@@ -105,6 +105,7 @@ def test_refused_labels(label, how, problem):
         fit(label, **how)
 
 
+@pytest.mark.cases("random", "random(u)", "group(o.iid)", "time(o.day)")
 @pytest.mark.parametrize(
     "split", ["random", "random(u)", "random(m)", "group(o.iid)", "time(o.day)"]
 )

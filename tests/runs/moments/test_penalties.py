@@ -31,6 +31,7 @@ def elastic_net(l1: float, l2: float) -> ElasticNet:
     return ElasticNet(alpha=l1 + l2, l1_ratio=l1 / (l1 + l2), tol=1e-12, max_iter=10**5)
 
 
+@pytest.mark.cases("0.01-0.0", "0.3-0.2")
 @pytest.mark.parametrize("l2", [0.0, 0.2])
 @pytest.mark.parametrize("l1", [0.01, STRONG])
 def test_a_lasso_and_an_elastic_net_are_those_on_the_join(l1, l2):

@@ -113,6 +113,7 @@ def predictions(model, sites, query: str = "") -> pd.DataFrame:
     return found.sort_values(["row_key", "occurrence"], ignore_index=True)
 
 
+@pytest.mark.cases("poisson", "gamma", "negative-binomial(0.7)", "logistic")
 @pytest.mark.parametrize("loss", BY_CG)
 def test_conjugate_gradients_reach_the_optimum_beside_the_offset(loss, tmp_path):
     tables = frames()
@@ -217,6 +218,7 @@ def test_least_squares_beside_an_offset_are_those_of_the_difference(strategy, tm
     np.testing.assert_allclose(scores - offset, left, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.cases("cg", "boost")
 @pytest.mark.parametrize("strategy", METHODS)
 def test_what_is_added_to_all_offsets_moves_the_base_score_alone(strategy, tmp_path):
     tables = uneven()

@@ -99,6 +99,7 @@ def scored(model, sites) -> pd.DataFrame:
     return found.sort_values(["row_key", "occurrence"], ignore_index=True)
 
 
+@pytest.mark.cases("()", "('entry', 'strata', 'weights')")
 @pytest.mark.parametrize("marks", [(), ("entry", "strata"), tuple(MARKS)], ids=str)
 def test_conjugate_gradients_reach_newtons_optimum(marks, tmp_path):
     """Over two shards, a LEFT JOIN, ties, and whatever else the query names."""

@@ -187,7 +187,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 
-@pytest.mark.cases("whole-logistic", "sharded-squared", "sharded-softmax")
+@pytest.mark.cases("sharded-squared", "whole-logistic", "whole-softmax")
 @each_loss
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):

@@ -82,6 +82,7 @@ def final(strategy):
     return [*report.final_train.values(), *report.final_test.values()]
 
 
+@pytest.mark.cases("cg-*", "boost-*", "personalised-*")
 @pytest.mark.parametrize(
     ("strategy", "sql", "table", "columns"),
     [

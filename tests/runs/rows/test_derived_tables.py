@@ -100,6 +100,7 @@ def final(strategy):
     return [*report.final_train.values(), *report.final_test.values()]
 
 
+@pytest.mark.cases("cg-*", "boost-*")
 @pytest.mark.parametrize(
     ("method", "more"), [("cg", {}), ("sgd", {"batch_size": 40}), ("boost", {})]
 )

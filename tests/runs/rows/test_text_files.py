@@ -77,6 +77,7 @@ def codes(values, rows):
     return a, pd.DataFrame({"k": values, "z": np.arange(len(values))})
 
 
+@pytest.mark.cases("values1-*", "values2-*", "values3-*", "values4-*")
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

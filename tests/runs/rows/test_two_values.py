@@ -38,6 +38,7 @@ def sites(values, kind=float):
     return [*tables, {"c": [pd.DataFrame({"k": range(9), "z": z})]}]
 
 
+@pytest.mark.cases("values0-*", "values2-*", "values4-*")
 @pytest.mark.parametrize(
     ("values", "kind", "names"),
     [

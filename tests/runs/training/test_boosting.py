@@ -706,6 +706,7 @@ def test_linear_epochs_are_at_most_a_quarter_and_end_with_their_gain():
     assert count == 12 or falls[-1] < 0.01
 
 
+@pytest.mark.cases("clear-sharded", "masked-whole")
 @pytest.mark.parametrize("sites", [STRAIGHT, STRAIGHT_SHARDS], ids=["whole", "sharded"])
 @each_privacy
 def test_saved_linear_models_and_trees_score_as_in_training(tmp_path, sites, privacy):

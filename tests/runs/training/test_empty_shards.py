@@ -8,7 +8,7 @@ from tests.support.federated import SOURCE, one_per_site, run_query, sharded
 ALL_WAYS = [
     {"strategy": "admm", "num_epochs": 3},
     {"strategy": "admm", "num_epochs": 3, "lou": "consensus"},
-    {"strategy": "admm", "num_epochs": 8, "model": "mlp"},
+    {"strategy": "admm", "num_epochs": 8, "model": "mlp", "hidden_sizes": (8,)},
     {"strategy": "sgd", "num_epochs": 2, "batch_size": 20},
 ]
 WAYS = ["gram", "consensus", "mlp", "sgd"]

@@ -80,6 +80,7 @@ def test_sgd_is_centralised_sgd(loss, layout):
     assert distance(finished.flat, expected) < 1e-5
 
 
+@pytest.mark.cases("admm-whole", "sgd-sharded")
 @each_layout
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_mlps_lower_the_loss(strategy, layout):

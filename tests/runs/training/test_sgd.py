@@ -266,7 +266,7 @@ def test_tolerance_stops_early():
 @each_loss
 def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
-    finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3)
+    finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3, num_epochs=6)
     assert finished.chosen["batch-size"] == 1
     assert loss_left(finished) < 0.25
 

@@ -62,17 +62,12 @@ def is_held_out(values: list[tuple], split: str) -> list[bool]:
 
 @pytest.mark.cases(
     "inner-sharded-group(o.day)",
-    "left-whole-group(o.day)",
     "inner-whole-group(c.id)",
-    "left-sharded-group(c.id)",
-    "inner-sharded-group(o.day, o.online)",
     "left-whole-group(o.day, o.online)",
-    "inner-whole-time(o.day)",
     "left-sharded-time(o.day)",
     "inner-sharded-time(c.age)",
     "left-whole-time(c.age)",
     "inner-whole-time(i.price)",
-    "left-sharded-time(i.price)",
 )
 @pytest.mark.parametrize("split", SPLITS)
 @each_layout
