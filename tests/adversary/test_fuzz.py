@@ -188,6 +188,11 @@ COUNTS = {
 }
 """Malformed messages of each kind, by run."""
 
+LEAST = 60
+"""So many of each kind are sent on every change, or all if there are fewer."""
+each_share = pytest.mark.parametrize("share", [4, 1], ids=["few", "all"])
+"""On every change the first quarter of the malformed messages is sent."""
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, caplog) -> Path:
@@ -215,7 +220,11 @@ def strangers(folder: Path) -> list[Path]:
     return [path for place in places for path in place.glob(f"*{MARK}*")]
 
 
-def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
+def fuzz(folder: Path, strategy: RoundStrategy, run: str, share: int) -> None:
+    counts = {
+        action: max(count // share, min(count, LEAST))
+        for action, count in COUNTS[run].items()
+    }
     grid = FuzzingGrid(folder, np.random.default_rng(12), counts)
     before = outside(folder)
     try:
@@ -227,98 +236,122 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
     assert not strangers(folder)
 
 
-@pytest.mark.cases("boost", "coreset-kmeans", "moments")
+@pytest.mark.cases("few-boost", "few-coreset-kmeans", "few-moments")
 @pytest.mark.parametrize("name", TRAINING)
-def test_malformed_messages_are_refused_and_change_nothing(name, place):
+@each_share
+def test_malformed_messages_are_refused_and_change_nothing(name, place, share):
     method = STRATEGIES[name]
     settings = TRAINING[name]
-    counts = COUNTS[name]
     strategy = method(Query.from_sql(SQL), **{"num_epochs": 2, **settings})
-    fuzz(place, strategy, counts)
+    fuzz(place, strategy, name, share)
     # nor is the run another one
     (place / "plain").mkdir()
     plain = train(
-        HostileGrid(place / "plain", policies=_policies(counts)), method, **settings
+        HostileGrid(place / "plain", policies=_policies(COUNTS[name])),
+        method,
+        **settings,
     )
     assert strategy.report.final_train == plain.report.final_train
 
 
-def test_malformed_messages_about_ranks_are_refused(place):
-    fuzz(place, Explain(Query.from_sql(SQL)), COUNTS["explain"])
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_ranks_are_refused(place, share):
+    fuzz(place, Explain(Query.from_sql(SQL)), "explain", share)
 
 
-def test_malformed_messages_about_a_coreset_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_a_coreset_are_refused(place, share):
     # the shop's policy asks for three rows, which eight random draws may not meet
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, coreset_size=60)
-    fuzz(place, strategy, COUNTS["drawing"])
+    fuzz(place, strategy, "drawing", share)
     assert strategy.report.chosen["coreset"]["size"] == 60
 
 
-def test_malformed_messages_about_bins_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_bins_are_refused(place, share):
     how = {"num_epochs": 1, "bins": 4, "validation_fraction": 0.3}
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), **how)
-    fuzz(place, strategy, COUNTS["binned"])
+    fuzz(place, strategy, "binned", share)
     assert "bins" in strategy.report.chosen
 
 
-def test_malformed_messages_about_the_fits_of_a_search_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_the_fits_of_a_search_are_refused(place, share):
     strategy = Search(Query.from_sql(SQL), num_epochs=1, folds=2)
-    fuzz(place, strategy, COUNTS["search"])
+    fuzz(place, strategy, "search", share)
     assert len(strategy.report.sections["search"]["fits"]) == 2
 
 
-def test_malformed_messages_about_standard_errors_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_standard_errors_are_refused(place, share):
     how = {"standard_errors": "model", "test_fraction": 0.0, "l2": 1.0}
     strategy = STRATEGIES["cg"](Query.from_sql(SQL), tolerance=0.5, **how)
-    fuzz(place, strategy, COUNTS["errors"])
+    fuzz(place, strategy, "errors", share)
     assert strategy.report.sections["inference"]["tests"] is not None
 
 
-def test_malformed_messages_to_the_site_that_reads_moments_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_to_the_site_that_reads_moments_are_refused(place, share):
     how = {"moments_to": "label-site", "test_fraction": 0.0}
     strategy = STRATEGIES["moments"](Query.from_sql(SQL), **how)
-    fuzz(place, strategy, COUNTS["reading"])
+    fuzz(place, strategy, "reading", share)
     assert strategy.report.final_train["r2"] > 0.0
 
 
-def test_malformed_messages_about_regions_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_regions_are_refused(place, share):
     how = {"num_epochs": 3, "min_rows_per_leaf": 1, "test_fraction": 0.0}
     how |= {"regions": "o", "validation_fraction": 0.0}
     strategy = STRATEGIES["boost"](Query.from_sql(SQL), **how)
-    fuzz(place, strategy, COUNTS["divided"])
+    fuzz(place, strategy, "divided", share)
     assert strategy.report.chosen["regions"]["table"] == "o"
     predicted = predicting(make_manifest(strategy), unlabelled(SQL), row_key="price")
-    fuzz(place, predicted, COUNTS["regions"])
+    fuzz(place, predicted, "regions", share)
 
 
-def test_malformed_messages_about_sealed_cutoffs_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_sealed_cutoffs_are_refused(place, share):
     sql = """SELECT o.qty AS label, o.price, w.n FROM orders o LEFT JOIN LATERAL
     (SELECT COUNT(*) AS n FROM customers p WHERE p.id = o.cust AND p.age < o.day) w
     ON TRUE"""
     query = Query.from_sql(sql)
     sealed = {"sealed_cutoffs": True, "sealed_partials": True}
     strategy = STRATEGIES["cg"](query, num_epochs=1, **sealed)
-    fuzz(place, strategy, COUNTS["sealed"])
+    fuzz(place, strategy, "sealed", share)
 
 
-def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place, share):
     query = Query.from_sql("SELECT c.age AS label, c.id, c.kind FROM customers c")
     strategy = Personalised(query, num_epochs=1, graph="data")
-    fuzz(place, strategy, COUNTS["personalised"])
+    fuzz(place, strategy, "personalised", share)
 
 
-def test_malformed_messages_about_a_saved_model_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_a_saved_model_are_refused(place, share):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     strategy = predicting(manifest, unlabelled(SQL), row_key="price")
-    fuzz(place, strategy, COUNTS["predicting"])
+    fuzz(place, strategy, "predicting", share)
 
 
-def test_malformed_messages_about_an_inspection_are_refused(place):
+@pytest.mark.cases("few")
+@each_share
+def test_malformed_messages_about_an_inspection_are_refused(place, share):
     grid = HostileGrid(place, policies=WITH_INSPECTION)
     manifest = make_manifest(train(grid, num_epochs=1))
     how = {"mode": "evaluate", "importances": 1, "metrics_by": "o.day"}
     strategy = Evaluate(Query.from_sql(SQL), manifest, **how)
-    fuzz(place, strategy, COUNTS["inspecting"])
+    fuzz(place, strategy, "inspecting", share)
     assert strategy.outcomes["importances"]["items"]
 
 

@@ -197,6 +197,11 @@ class TestSealedTexts:
         # orders are parts 0 to 2 and led by 0, customers are led by part 3
         assert "table 'c'" in swapped(action, swap) or prefix == "encoder"
 
+    @pytest.mark.cases(
+        "changed-query.fit-statistics/",
+        "made by the server-train.prepare-encoder",
+        "empty-query.fit-statistics/",
+    )
     @pytest.mark.parametrize(
         "change",
         [

@@ -29,9 +29,6 @@ from tp_flower.protocol.messages import Action
 __all__ = ["place", "plain", "same_noise"]
 US = 3
 SHARES = 4
-SCHEDULES = 25
-"""Of each method and beginning."""
-
 SCHEDULE = st.dictionaries(
     st.integers(0, 40), st.sampled_from(Fault), min_size=1, max_size=12
 )
@@ -141,13 +138,15 @@ def check_clear(error: TPFlowerError) -> None:
     assert re.search(r"site '(shop|us|uk)'|^'(shop|us|uk)'|node \d", str(error))
 
 
-@pytest.mark.cases("cg-6")
-@pytest.mark.parametrize("begin", [6, 7])
+@pytest.mark.cases("cg-6-10")
+@pytest.mark.parametrize(("begin", "schedules"), [(6, 10), (6, 25), (7, 25)])
 @pytest.mark.parametrize("name", ["admm", "cg", "boost", "gram", "sgd", "sgd-sharded"])
-def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name, begin):
+def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(
+    plain, name, begin, schedules
+):
     @seed(begin)
     @settings(
-        max_examples=SCHEDULES, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=schedules, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(SCHEDULE)
     def check(chosen: dict[int, Fault]) -> None:

@@ -37,6 +37,7 @@ from tp_flower.settings import PrivacySettings
 __all__ = ["place", "plain", "same_noise"]
 
 SCHEDULES = 200
+CHUNKS = 32
 LABELS = PrivacySettings(labels="randomised-response", label_epsilon=2.0)
 METHODS = {
     "cg": ("squared", {"task": "regression"}),
@@ -105,9 +106,9 @@ def test_messages_that_the_front_makes_up_do_not_even_end_a_session(folder):
 
 
 @pytest.mark.cases("1")
-@pytest.mark.parametrize("chunk", range(16))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_nothing_is_computed_or_paid_twice_under_random_faults(chunk, plain):
-    for seed in range(chunk, SCHEDULES, 16):
+    for seed in range(chunk, SCHEDULES, CHUNKS):
         rng = np.random.default_rng(seed)
         faults = [*Fault, *[None] * int(rng.integers(8, 40))]
         drawn = [faults[n] for n in rng.integers(0, len(faults), 5000)]

@@ -219,6 +219,7 @@ def attack(folder: Path, name: str, hidden: list) -> ForgetfulGrid:
         return grid
 
 
+@pytest.mark.cases("scores of cg", "sums over shards", "sensitivities", "predictions")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_masks_hide_nothing_else_after_a_site_has_lost_its_state(tmp_path, name):
     answer = attack(tmp_path, name, []).second
@@ -227,6 +228,7 @@ def test_masks_hide_nothing_else_after_a_site_has_lost_its_state(tmp_path, name)
     assert not answer.arrays
 
 
+@pytest.mark.cases("scores of cg", "sums over shards", "sensitivities", "predictions")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_without_the_record_the_server_reads_the_difference(
     tmp_path, name, hidden, without_record
