@@ -97,6 +97,13 @@ def rows_of(engine, subquery, sql):
     )
 
 
+@pytest.mark.cases(
+    "filters0-None",
+    "filters1-grid1",
+    "filters2-None",
+    "filters3-grid1",
+    "filters4-None",
+)
 @pytest.mark.parametrize("grid", [None, GRID])
 @pytest.mark.parametrize("filters", JOINED)
 def test_they_are_those_of_the_sub_query(filters, grid):

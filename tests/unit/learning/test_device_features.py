@@ -112,6 +112,9 @@ RUNS = {
 }
 
 
+@pytest.mark.cases(
+    "admm, consensus-cpu", "admm, one linear-cpu", "sgd, shards-cpu", "*-cuda"
+)
 @each_device
 @pytest.mark.parametrize("name", list(RUNS))
 def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):

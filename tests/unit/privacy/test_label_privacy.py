@@ -52,6 +52,16 @@ def test_keep_of_laplace_is_the_integral(classes, epsilon):
     assert laplace_keep(classes, epsilon) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.cases(
+    "0.5-2-laplace",
+    "0.5-3-randomised-response",
+    "1.0-3-laplace",
+    "1.0-7-randomised-response",
+    "2.0-7-laplace",
+    "2.0-2-randomised-response",
+    "5.6*-2-laplace",
+    "5.6*-7-randomised-response",
+)
 @pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
 @pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("epsilon", EPSILONS)

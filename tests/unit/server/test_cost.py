@@ -103,7 +103,6 @@ def sent(rounds) -> Traffic:
     "admm-mixed",
     "admm-consensus",
     "admm-left",
-    "sgd",
     "sgd-softmax",
     "cg-gram",
     "boost",

@@ -157,6 +157,7 @@ def test_data_frames_and_mixed_sources_have_the_same_rows(tmp_path, name):
         assert in_order(rows_of(source)) == expected
 
 
+@pytest.mark.cases("0", "1", "2", "3")
 @pytest.mark.parametrize("seed", range(10))
 def test_random_tables_have_the_rows_of_duckdb(seed):
     rng = np.random.default_rng(seed)
