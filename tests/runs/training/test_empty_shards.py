@@ -44,9 +44,10 @@ def test_shard_without_rows_changes_nothing(how, loss):
     unsplit = train(shards_of(), how, loss=loss)
     split = train(shards_of("orders", "customers", "items"), how, loss=loss)
     assert split.joined_rows_train == unsplit.joined_rows_train
-    # consensus approaches what one shard is at once
+    # consensus approaches what one shard is at once; of shards that counted as many as
+    # there are, the empty ones among them, it would be 8 % away
     expected = unsplit.final_train["loss"]
-    tolerance = 0.2 if "lou" in how else 1e-4
+    tolerance = 0.07 if "lou" in how else 1e-4
     assert split.final_train["loss"] == pytest.approx(expected, rel=tolerance)
 
 
