@@ -146,13 +146,15 @@ def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_whenever_a_site_is_killed_its_ledger_has_what_left(tmp_path):
+@pytest.mark.cases("4")
+@pytest.mark.parametrize("kills", [4, 8])
+def test_whenever_a_site_is_killed_its_ledger_has_what_left(tmp_path, kills):
     store_on_disk(tmp_path)
     rng = np.random.default_rng(5)
     labels = set()
     runs = {}
     totals = Counter()
-    for at in np.linspace(1, LATEST, 8, dtype=int):
+    for at in np.linspace(1, LATEST, kills, dtype=int):
         child = start(run_child.__file__, tmp_path, 400)
         replies = list(map(json.loads, kill(child, rng.uniform(0.0, 0.05), int(at))))
         arrays = [array for reply in replies for array in reply["arrays"]]

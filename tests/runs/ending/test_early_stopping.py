@@ -36,7 +36,7 @@ def run(folder, strategy, layout, **settings):
     return run_query(query(), sites, strategy, state=folder, **how)
 
 
-@pytest.mark.cases("admm-whole", "boost-whole", "cg-sharded", "gd-whole", "sgd-whole")
+@pytest.mark.cases("cg-sharded", "admm-whole", "boost-whole", "sgd-whole")
 @each_layout
 @pytest.mark.parametrize("strategy", RUNS)
 def test_the_saved_model_is_that_of_the_best_epoch(strategy, layout, tmp_path):

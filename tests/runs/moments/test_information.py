@@ -160,6 +160,7 @@ def test_a_penalty_makes_them_conditional():
     assert "conditional on l2" in model.report["inference"]["note"]
 
 
+@pytest.mark.cases("poisson", "squared")
 @pytest.mark.parametrize("loss", ["poisson", "logistic", "squared"])
 def test_an_offset_is_part_of_the_score(loss):
     query = sql(LABELS[loss])

@@ -193,6 +193,7 @@ def test_page_and_console_have_the_answers(answers):
     assert len(coefficients(answers.model)) == len(FEATURES)
 
 
+@pytest.mark.cases("x", "-1", "odd4", "odd5", "odd6")
 @pytest.mark.parametrize("odd", [None, "x", -1, [], {}, [None], [{"table": 3}]])
 def test_a_page_shows_what_is_left_of_a_damaged_report(answers, odd):
     report = answers.model.report

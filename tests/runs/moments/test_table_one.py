@@ -351,6 +351,7 @@ def test_a_command_prints_the_table_and_trains_no_model(tmp_path, monkeypatch):
     assert "kaplan-meier' needs curve-times" in reason
 
 
+@pytest.mark.cases("x", "-1", "odd4", "odd5", "odd6")
 @pytest.mark.parametrize("odd", [None, "x", -1, [], {}, [None], [{"rows": 3}]])
 def test_a_page_shows_what_is_left_of_a_damaged_report(described, odd):
     report = described.report
