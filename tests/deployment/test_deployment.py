@@ -11,12 +11,8 @@ from client_apps.data.ledger import Ledger
 from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
 from scripts.deploy.deployment import STORE_FILES, store_entries
-from strategies import TablePuppetCG
-from tests.support.deployment import deployed
-from tests.support.federated import LocalGrid
+from tests.support.deployment import deployed, train_in_this_process
 from tests.support.policies import OPEN
-from tp_flower.query import Query
-from tp_flower.settings import Settings
 
 # no text: the order of categories follows from their hashes, and another run's differ
 SQL = """
@@ -32,16 +28,6 @@ RUN = {
     "privacy.label-epsilon": 3.0,
 }
 TRAINS = re.compile(r"Receiving: train\.descent.*\n.*Received successfully")
-
-
-def train_in_this_process(deployment):
-    """Train with the sites' tables and state folders, over no network."""
-    paths = [deployment.folder / site / "tables.toml" for site in STORE_FILES]
-    grid = LocalGrid(list(map(str, paths)))
-    for site, context in zip(STORE_FILES, grid.contexts.values(), strict=True):
-        context.node_config["state-dir"] = str(deployment.state(site))
-    settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})
-    TablePuppetCG(Query.from_sql(SQL), settings).start(grid)
 
 
 def parameters(deployment, name):
@@ -72,7 +58,8 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
             file = store_entries(store, site, OPEN)
             deployment.add_site(site, file, "--keys", "unchecked")
         # draws the noisy labels that the next run finds and does not pay for again
-        train_in_this_process(deployment)
+        here = {**RUN, "strategy": "cg", "model-name": "undisturbed"}
+        train_in_this_process(deployment, here)
         settings = {**RUN, "min-sites": 2, "model-name": "killed"}
         deployment.submit("train", settings)
         # in the first epoch, while the site computes

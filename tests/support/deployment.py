@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from scripts.deploy import deployment
+from strategies import STRATEGIES
+from tests.support.federated import LocalGrid
+from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 
 @contextmanager
@@ -17,3 +21,22 @@ def deployed(folder: Path) -> Iterator[deployment.Deployment]:
             pytest.skip(f"{program} is not installed")
     with deployment.deployed(folder) as running:
         yield running
+
+
+def train_in_this_process(
+    running: deployment.Deployment, settings: dict[str, object]
+) -> dict[str, float]:
+    """Train with the sites' tables and state folders, over no network.
+
+    Returns the metrics on the rows that are trained on.
+    """
+    paths = [running.folder / site / "tables.toml" for site in deployment.STORE_FILES]
+    grid = LocalGrid(list(map(str, paths)))
+    for site, context in zip(
+        deployment.STORE_FILES, grid.contexts.values(), strict=True
+    ):
+        context.node_config["state-dir"] = str(running.state(site))
+    found = Settings.from_run_config(settings)
+    strategy = STRATEGIES[found.strategy](Query.from_sql(str(settings["sql"])), found)
+    strategy.start(grid)
+    return strategy.report.final_train
