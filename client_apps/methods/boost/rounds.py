@@ -18,7 +18,7 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LocalModel, host_features
 from tp_flower.methods.boost.bagging import average, shown_trees
-from tp_flower.methods.boost.linear import linear_epochs_of
+from tp_flower.methods.boost.linear import Fit, linear_epochs_of
 from tp_flower.methods.boost.messages import (
     BAGGED,
     LOCAL,
@@ -188,7 +188,7 @@ def _answer(
     if table in request.pooled or is_idle:
         grown = _no_trees(part)
     elif request.is_linear:
-        grown = _fit_linear(part, *derivatives, growth.least_rows)
+        grown = _fit_linear(part, *derivatives, request)
     else:
         grown = _grow(part, *derivatives, growth)
     scores = sealed = None
@@ -307,12 +307,13 @@ def _shares_trees(site: Site, table: str) -> bool:
 
 
 def _fit_linear(
-    part: Part, gradient: FloatArray, hessian: FloatArray, least_rows: int
+    part: Part, gradient: FloatArray, hessian: FloatArray, request: BoostRequest
 ) -> Grown:
     """Return a linear model of the shard's rows, which goes before trees."""
     data = part.data
+    fit = Fit(request.growth.least_rows, request.is_shrunk)
     fitted = fit_before_trees(
-        _trees(part), data.features, gradient, hessian, data.multiplicity, least_rows
+        _trees(part), data.features, gradient, hessian, data.multiplicity, fit
     )
     return Grown(*fitted)
 

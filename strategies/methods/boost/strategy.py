@@ -384,19 +384,23 @@ class Boost(JoinMethod):
         """Let the tables fit linear models; return in how many epochs.
 
         Shards fit their own, as they grow their own trees, and where they do not: none.
-        It ends when the validation loss falls by little, and trees do more.
+        Where the validation loss falls by little, full fits follow the shrunk ones, and
+        trees the full ones.
         """
         most = min(linear_epochs_of(self.settings), self.run.most_epochs // 4)
         last = problem.metrics_of_held_out().validation.get("loss", math.inf)
+        linear = {"is_linear": True, "is_shrunk": True}
         for epoch in range(1, most + 1):
             (step,) = yield from self._steps(
-                problem, boosting, problem.tables, [], is_linear=True
+                problem, boosting, problem.tables, [], **linear
             )
             fall = last - step.validation_loss
             self._take(problem, step if fall > 0.0 else step.none(problem), epoch)
             if fall < defaults.LEAST_LINEAR_FALL * step.validation_loss:
-                return epoch
-            last = step.validation_loss
+                if not linear["is_shrunk"]:
+                    return epoch
+                linear["is_shrunk"] = False
+            last = min(last, step.validation_loss)
         return most
 
     def _judge_start(self, problem: TrainingProblem) -> None:
@@ -421,21 +425,21 @@ class Boost(JoinMethod):
         boosting: Boosting,
         growing: Mapping[str, TrainedTable],
         bagged: list[str],
-        *,
-        is_linear: bool = False,
+        **linear: bool,
     ) -> Generator[Requests, Replies, list["Step"]]:
         """Let the tables grow trees, or fit linear models; return steps along them.
 
-        For ``bagged`` tables, also along the average of their shards' trees.
+        For ``bagged`` tables, also along the average of their shards' trees; ``linear``
+        are the fields of the request that ask for linear models.
         """
         # of scores: two in an epoch, each with a mask of its own
         number = SCORES_PER_EPOCH * self.run.epoch
         sends_scores = self._sends_own_scores or not bagged
         sharded = [name for name, table in growing.items() if len(table.parts) > 1]
-        pooled = self._tables_to_pool(sharded if is_linear else bagged)
+        pooled = self._tables_to_pool(sharded if linear else bagged)
         request = BoostRequest(
             growth=self._growth,
-            is_linear=is_linear,
+            **linear,
             lengths=dict(self._lengths),
             is_bagged=self._is_bagged,
             is_best=self.run.best.is_last,
@@ -447,7 +451,7 @@ class Boost(JoinMethod):
         )
         replies = yield self.run.request(ask(request, problem.parts))
         steps = []
-        if is_linear or (sends_scores and not pooled):
+        if linear or (sends_scores and not pooled):
             steps.append(_step(problem, boosting, growing, replies))
         parts: dict[int, BagPart] = {}
         for name, table in growing.items():

@@ -6,11 +6,20 @@ loss's derivatives by a ridge regression of each table,
 
     theta = argmin sum_r G_r x_r theta + 1/2 H_r (x_r theta)^2 + lambda/2 ||theta||^2
 
-over scaled numbers, indicators of missing ones, and the categories of codes, by
-conjugate gradients. It has no intercept: that of all tables is the base score.
+over scaled numbers, indicators of missing ones, and the categories of codes. It has no
+intercept: that of all tables is the base score. lambda is small in a full fit. A
+shrunk one chooses it by generalised cross-validation (Golub, Heath and Wahba 1979,
+eq. 1.4) over the table's rows, whose answers are y_r = -G_r / H_r with weights H_r:
+
+    lambda = argmin  n sum_r H_r (y_r - x_r theta(lambda))^2 / (n - df(lambda))^2
+
+Where windows over the past give a table dozens of correlated columns, a full fit learns
+their noise; where tables share what they explain, shrunk fits approach it slowly. So
+shrunk fits come first, and full ones while these still help.
 
 Notation:
     x_r  a row of the :class:`Design`, (n, k)    theta  ``weights``  (k, d_c)
+    lambda  ``penalty``    df  the trace of X (X^T H X + lambda)^-1 X^T H
 """
 
 from collections.abc import Sequence
@@ -37,6 +46,8 @@ PENALTY: Final = 1e-4  # of a mean loss, as l2 of linear models
 FEWEST_ROWS: Final = 1.0  # of joined ones, whose curvature the penalty has at least
 MOST_DIRECT: Final = 256  # columns, whose matrix is solved at once
 CATEGORY_ROWS: Final = 2  # joined ones, that a category with a weight has at least
+PENALTIES: Final = np.geomspace(1e-4, 1e3, 64)
+"""That a shrunk fit chooses from, of a mean loss; the last leaves nothing."""
 ITERATIONS: Final = 60
 PRECISION: Final = 1e-4  # of the solution: the next round corrects it
 # deviations: a stand-in for "missing", such as 1e7, must not tilt all other rows
@@ -134,17 +145,27 @@ class Design:
             parts.append(self.sparse.T @ values)
         return np.concatenate(parts)
 
-    def gram(self, mass: FloatArray) -> FloatArray | None:
-        """Return X^T diag(H) X, (k, k), where it is small and all of it is dense."""
-        if self.dense is None or self.sparse is not None:
-            return None
-        width = self.dense.shape[1]
-        if width > MOST_DIRECT:
-            return None
-        total = np.zeros((width, width))
-        for block in blocks(len(mass)):
-            part = self.dense[block].astype(np.float64)
-            total += part.T @ (mass[block, None] * part)
+    @property
+    def width(self) -> int:
+        """The number k of columns."""
+        parts = (self.dense, self.sparse)
+        return sum(part.shape[1] for part in parts if part is not None)
+
+    def gram(self, mass: FloatArray) -> FloatArray:
+        """Return X^T diag(H) X, (k, k)."""
+        total = np.zeros((self.width, self.width))
+        start = 0
+        if (dense := self.dense) is not None:
+            start = dense.shape[1]
+            for block in blocks(len(mass)):
+                part = dense[block].astype(np.float64)
+                total[:start, :start] += part.T @ (mass[block, None] * part)
+        if (sparse := self.sparse) is not None:
+            weighted = sparse.multiply(mass[:, None]).tocsr()
+            total[start:, start:] = (sparse.T @ weighted).toarray()
+            if dense is not None:
+                total[start:, :start] = weighted.T @ dense
+                total[:start, start:] = total[start:, :start].T
         return total
 
     def first(self, rows: int) -> "Design":
@@ -165,6 +186,21 @@ class Design:
             squares.data = squares.data**2
             parts.append(squares.T @ mass)
         return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a linear model is fitted.
+
+    Attributes:
+        least_rows: joined rows that an indicator has at least. A category needs no
+            more than two: the penalty shrinks what few rows say, and where many are
+            rare (artists, players) trees of larger leaves would not know them.
+        is_shrunk: whether the rows choose the penalty.
+    """
+
+    least_rows: int
+    is_shrunk: bool = False
 
 
 class LinearPart(msgspec.Struct, frozen=True):
@@ -235,7 +271,7 @@ def fit_linear(
     hessian: FloatArray,
     counts: AnyArray,
     codes: Sequence[int],
-    least_rows: int,
+    fit: Fit,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 
@@ -245,21 +281,22 @@ def fit_linear(
         hessian: H (n_trained, d_c), above 0.
         counts: the joined rows of each trained row, (n_trained,).
         codes: the columns that are codes of categories.
-        least_rows: joined rows that an indicator has at least. A category needs no
-            more than two: the penalty shrinks what few rows say, and where many are
-            rare (artists, players) trees of larger leaves would not know them.
+        fit: how it is fitted.
     """
     trained = len(gradient)
     columns = DesignColumns()
     if trained:
-        columns = _columns(rows[:trained], counts, codes, least_rows)
+        columns = _columns(rows[:trained], counts, codes, fit.least_rows)
     if not columns.of_weights:
         return np.zeros(0, np.uint8), np.zeros((rows.shape[0], gradient.shape[1]))
     design = columns.design(rows)
     of_trained = design.first(trained)
     weights = np.stack(
         [
-            _solve(of_trained, gradient[:, output], hessian[:, output])
+            _solve(
+                *(of_trained, gradient[:, output], hessian[:, output]),
+                is_shrunk=fit.is_shrunk,
+            )
             for output in range(gradient.shape[1])
         ],
         axis=1,
@@ -320,13 +357,20 @@ def _sparse_scales(
     return dict.fromkeys(used, 0.0), {column: float(size[column]) for column in used}
 
 
-def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray:
+def _solve(
+    design: Design, gradient: FloatArray, mass: FloatArray, *, is_shrunk: bool
+) -> FloatArray:
     """Return the weights (k,) of one output, with its G and H, (n,)."""
     penalty = max(PENALTY * float(mass.sum()), FEWEST_ROWS * float(mass.mean()))
     right = -design.back(gradient)
-    if (gram := design.gram(mass)) is not None:
-        matrix = gram + penalty * np.eye(len(gram))
-        return np.asarray(np.linalg.solve(matrix, right), np.float64)
+    if design.width <= MOST_DIRECT:
+        values, vectors = np.linalg.eigh(design.gram(mass))
+        values, turned = np.maximum(values, 0.0), vectors.T @ right
+        if is_shrunk:
+            total = float((gradient**2 / mass).sum())
+            choices = np.maximum(PENALTIES * float(mass.sum()), penalty)
+            penalty = choose_penalty(values, turned, total, len(mass), choices)
+        return np.asarray(vectors @ (turned / (values + penalty)), np.float64)
 
     def product(vector: FloatArray) -> FloatArray:
         return design.back(mass * design.times(vector)) + penalty * vector
@@ -338,6 +382,34 @@ def _solve(design: Design, gradient: FloatArray, mass: FloatArray) -> FloatArray
         tolerance=PRECISION,
         steps=ITERATIONS,
     )
+
+
+def choose_penalty(
+    values: FloatArray,
+    turned: FloatArray,
+    total: float,
+    rows: int,
+    penalties: FloatArray,
+) -> float:
+    """Return the penalty of least generalised cross-validation.
+
+    Where the columns can fit every row nothing is left to judge by: it is the first.
+
+    Args:
+        values: the eigenvalues of X^T diag(H) X, (k,), 0 or above.
+        turned: X^T (-G) along their vectors, (k,).
+        total: the squares of the answers, times their weights, summed.
+        rows: n.
+        penalties: to choose from, ascending.
+    """
+    if rows <= len(values):
+        return float(penalties[0])
+    sums = values + penalties[:, None]
+    # of the squares, what theta(lambda) explains
+    explained = (turned**2 * (sums + penalties[:, None]) / sums**2).sum(axis=1)
+    freedom = (values / sums).sum(axis=1)
+    scores = np.maximum(total - explained, 0.0) / (rows - freedom) ** 2
+    return float(penalties[np.argmin(scores)])
 
 
 def column_of(rows: TreeRows, column: int) -> FloatArray:

@@ -65,6 +65,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         is_linear: whether parts fit a linear model, which goes before trees.
+        is_shrunk: whether their rows choose its penalty.
         lengths: by table, none before the first trees.
         parts: a participant that is not in them grows no more.
         is_bagged: whether the last trees are the average of the shards', where there
@@ -79,6 +80,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
 
     growth: Growth
     is_linear: bool = False
+    is_shrunk: bool = False
     lengths: dict[str, f.NonNegative] = {}
     is_bagged: bool = False
     is_best: bool = False
@@ -97,7 +99,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
         ),
     )
     schedule = (
-        *("growth", "is_linear", "lengths", "is_bagged", "is_best"),
+        *("growth", "is_linear", "is_shrunk", "lengths", "is_bagged", "is_best"),
         *("sends_scores", "bagged", "pooled", "scores_number"),
     )
 

@@ -30,7 +30,7 @@ from tp_flower.methods.boost.engine import (
     tree_features,
     tree_options,
 )
-from tp_flower.methods.boost.linear import LinearPart, fit_linear, is_linear
+from tp_flower.methods.boost.linear import Fit, LinearPart, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.regions import RegionTree, regions_of
 
@@ -290,7 +290,7 @@ def fit_before_trees(
     gradient: FloatArray,
     hessian: FloatArray,
     counts: AnyArray,
-    least_rows: int,
+    fit: Fit,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 
@@ -298,7 +298,7 @@ def fit_before_trees(
     """
     rows = tree_features(features)
     codes = model.forest.categorical
-    return fit_linear(rows, gradient, hessian, counts, codes, least_rows)
+    return fit_linear(rows, gradient, hessian, counts, codes, fit)
 
 
 def _values(
