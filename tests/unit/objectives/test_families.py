@@ -18,6 +18,9 @@ from tp_flower.settings import Settings
 
 POWERS = {"poisson": 1, "tweedie": 1.5, "gamma": 2}
 TREES = {
+    "squared": {"objective": "l2"},
+    "logistic": {"objective": "binary"},
+    "softmax": {"objective": "multiclass", "num_class": 3},
     "poisson": {"objective": "poisson"},
     "gamma": {"objective": "gamma"},
     "tweedie(1.7)": {"objective": "tweedie", "tweedie_variance_power": 1.7},
@@ -133,25 +136,36 @@ def test_the_first_tree_is_that_of_lightgbm(name):
     features = rng.normal(size=(500, 3))
     labels = rng.gamma(2.0, np.exp(features[:, 0]) / 2)
     labels = np.floor(labels) if name == "poisson" else labels
-    objective = make_objective(name, Target.of(labels))
+    classes = {"logistic": 2, "softmax": 3}.get(name, 0)
+    if classes:
+        labels = np.minimum(np.floor(labels), classes - 1.0)
+    names = tuple(map(str, range(classes)))
+    objective = make_objective(name, Target.of(labels, names))
+    outputs = objective.outputs
     how = {"num_leaves": 7, "verbose": -1, "num_threads": 1, "deterministic": True}
 
     def derivatives(added, data):
         del data
-        scores = objective.base_score + added[:, None]
-        return objective.gradient(scores)[:, 0], objective.tree_hessian(scores)[:, 0]
+        scores = objective.base_score + added.reshape(500, outputs)
+        slopes, bends = objective.gradient(scores), objective.tree_hessian(scores)
+        return (slopes, bends) if outputs > 1 else (slopes[:, 0], bends[:, 0])
 
     def grow(**params):
         # without labels of a run's own base score, LightGBM starts from its own
         data = lightgbm.Dataset(features, labels)
         if not callable(params["objective"]):
-            data = lightgbm.Dataset(
-                features, labels, init_score=np.full(500, objective.base_score[0])
-            )
+            start = np.tile(objective.base_score, (500, 1))
+            data.set_init_score(start if outputs > 1 else start[:, 0])
         booster = lightgbm.train({**how, **params}, data, num_boost_round=1)
         return booster.predict(features, raw_score=True)
 
-    assert_allclose(grow(objective=derivatives), grow(**TREES[name]), atol=1e-6)
+    expected = TREES[name]
+    ours = grow(**expected | {"objective": derivatives})
+    if outputs > 1:
+        # leaves are Newton's steps, of which LightGBM takes (K - 1) / K (Friedman 2001)
+        ours = ours * (outputs - 1) / outputs
+    assert_allclose(ours, grow(**expected), atol=1e-6)
+    assert np.ptp(ours, axis=0).min() > 1e-3
 
 
 @pytest.mark.parametrize(
