@@ -66,14 +66,19 @@ def test_noise_adds_the_variance_that_drawing_it_again_shows():
     )
 
 
-def test_intervals_hold_the_truth():
+@pytest.mark.parametrize("sigma", [12.0, 40.0])
+def test_intervals_hold_the_truth(sigma):
+    """Also where noise is nearly as large as what some column varies by."""
     rng = np.random.default_rng(2)
     held = []
     for _ in range(400):
-        moments = moments_of(rng, 1_500, 12.0)
+        moments = moments_of(rng, 1_500, sigma)
         fit = NoisyFit.of(moments, 0.0)
+        if fit is None:
+            continue
         low, high = fit.inference.statistics(flat(fit))[:, -2:].T
         held.append((low <= TRUTH) & (high >= TRUTH))
+    assert len(held) >= 392
     # three standard errors of a share of 400
     assert np.abs(np.mean(held, axis=0) - 0.95).max() < 0.033
 
@@ -81,6 +86,6 @@ def test_intervals_hold_the_truth():
 def test_there_are_none_where_noise_hides_how_columns_vary():
     rng = np.random.default_rng(3)
     assert NoisyFit.of(moments_of(rng, 1_500, 12.0), 0.0) is not None
-    drowned = moments_of(rng, 1_500, 60.0)
+    drowned = moments_of(rng, 1_500, 120.0)
     assert NoisyFit.of(drowned, 0.0) is None
     assert NoisyFit.of(drowned, 1.0) is not None

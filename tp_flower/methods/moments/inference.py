@@ -53,10 +53,10 @@ from tp_flower.objectives.comparison import CONFIDENCE
 ESTIMABLE: Final = 1e-8
 """The share of a column that may be a combination of the others, by rounding."""
 
-LEAST_OVER_NOISE: Final = 2.0
-"""The least eigenvalue of C + l2 over the spectral norm of its noise, about. From there
-on 95 to 96 % of the intervals held the truth, on 6,000 made-up designs of rare and
-correlated columns; below 1, 97 to 99 %."""
+LEAST_OVER_NOISE: Final = 1.0
+"""The least eigenvalue of C + l2 over the spectral norm of its noise, about. From 1
+to 2 95 to 96 % of the intervals held the truth, above it 94 to 96 %, on 30,000 made-up
+joins, some with rare and correlated columns; from 0 to 1 it was 96 to 99 %."""
 
 
 class Wald(NamedTuple):
