@@ -369,6 +369,14 @@ def test_labels_that_a_column_tells_have_none():
     assert ridge.coefficients["standard_error"].notna().all()
     model = fit(some, sites(**frames), loss="logistic")
     assert "no finite coefficients" in model.report["inference"]["note"]
+    # counts that are all 0 in a group
+    frames["claims"].loc[told, "claims"] = 0
+    counts = sql("c.claims", ("c.km", "c.told"))
+    model = fit(counts, sites(**frames), loss="poisson")
+    assert "whose counts are all 0" in model.report["inference"]["note"]
+    frames["claims"]["claims"] = 0
+    with pytest.raises(QueryError, match=r"constant in the .* rows \(one value: 0\)"):
+        fit(counts, sites(**frames), loss="poisson")
 
 
 @pytest.mark.parametrize("kind", ["model", "robust"])

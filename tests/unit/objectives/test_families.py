@@ -173,6 +173,7 @@ def test_the_first_tree_is_that_of_lightgbm(name):
     [
         ("poisson", -1.0, "'poisson' is for numbers of 0 and more.*has -1"),
         ("gamma", 0.0, "'gamma' is for numbers above 0.*has 0"),
+        ("gamma", -1.0, "'gamma' is for numbers above 0.*has -1"),
         ("tweedie(1.2)", -0.5, r"'tweedie\(1.2\)' is for numbers of 0 and more"),
     ],
 )
