@@ -325,7 +325,11 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             return request.answer.result(ANSWER_SECONDS)
         except TimeoutError:
-            raise DownError(f"no answer within {ANSWER_SECONDS:g} seconds") from None
+            is_asked = not self.server.requests.withdraw(request)
+            asked = "may have counted it" if is_asked else "were not asked"
+            raise DownError(
+                f"no answer within {ANSWER_SECONDS:g} seconds; the sites {asked}"
+            ) from None
 
     def _answer_health(self) -> None:
         """Say whether requests are answered; why not is for those with the token."""

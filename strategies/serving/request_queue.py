@@ -97,9 +97,9 @@ class DownError(ServingError):
     retry_seconds = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowRequest:
-    """The keys of one request, and its answer to come."""
+    """The keys of one request, and its answer to come; others may have its keys."""
 
     keys: Sequence[RowKey]
     answer: "Future[Predictions]" = field(default_factory=Future)
@@ -148,6 +148,14 @@ class RequestQueue:
             self._waiting.append(request)
             self._changed.notify_all()
         return request
+
+    def withdraw(self, request: RowRequest) -> bool:
+        """Take a request back; return whether it still waited, and no site hears it."""
+        with self._changed:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            return True
 
     def take(self, until: float, most_keys: int) -> Sequence[RowRequest]:
         """Wait for requests, and return the first ones: of all that wait, if few.
