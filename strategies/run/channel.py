@@ -413,10 +413,14 @@ class BoundedThreads(ThreadingMixIn, BaseServer):
 
     def process_request(self, *connection: Any) -> None:
         """Start a thread, unless there are as many as there may be."""
-        if self._free.acquire(blocking=False):
+        if self._free.acquire(blocking=False) or self.make_room():
             super().process_request(*connection)
         else:
             self.shutdown_request(connection[0])
+
+    def make_room(self) -> bool:
+        """Take a thread from another connection; return whether one was found."""
+        return False
 
     def process_request_thread(self, *connection: Any) -> None:
         """Answer the requests of a connection."""

@@ -7,6 +7,7 @@ machine. docs/how-to/serve.md describes the requests.
 """
 
 import hmac
+import io
 import ipaddress
 import os
 import socket
@@ -15,13 +16,14 @@ import time
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import msgspec
 
-from strategies.run.channel import BoundedThreads
+from strategies.serving.connections import LimitedConnections
 from strategies.serving.metrics import Metrics
 from strategies.serving.request_queue import (
     DownError,
@@ -40,14 +42,20 @@ TOKEN_VARIABLE: Final = "TP_FLOWER_TOKEN"
 LISTEN: Final = "127.0.0.1:8700"
 LEAST_CHARACTERS: Final = 32
 """Of a token."""
+HEAD_BYTES: Final = 1 << 14
+"""Of a request's first line and headers."""
 MOST_BYTES: Final = 1 << 20
 """Of a request's body."""
 MOST_DISCARDED: Final = 1 << 26
-"""Bytes of a body that is not read, before the connection is cut."""
+"""Bytes of a body that is too large, before the connection is closed."""
 BLOCK_BYTES: Final = 1 << 16
 MOST_THREADS: Final = 256
-IDLE_SECONDS: Final = 60.0  # after which a connection without a request is closed
+IDLE_SECONDS: Final = 60.0
+"""From an answer to the head of the next request."""
 ANSWER_SECONDS: Final = 60.0
+"""To wait for the predictions."""
+REQUEST_SECONDS: Final = 120.0
+"""From the token to the end of the answer, however slow the client."""
 JSON: Final = "application/json"
 _AUTHORIZATION: Final = "Bearer "
 
@@ -123,6 +131,7 @@ class Address:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it costs us more than the client
         try:
             context.load_cert_chain(self.certificate)
         except OSError as error:  # and what ssl raises
@@ -194,7 +203,7 @@ def read_body(body: bytes) -> list[dict[str, KeyValue]]:
     return message.keys
 
 
-class ScorerServer(BoundedThreads, HTTPServer):
+class ScorerServer(LimitedConnections, HTTPServer):
     """The server, with a thread for each connection."""
 
     most_threads = MOST_THREADS
@@ -215,7 +224,9 @@ class ScorerServer(BoundedThreads, HTTPServer):
         if ":" in address.host:
             self.address_family = socket.AF_INET6
         try:
-            super().__init__((address.host, address.port), _Connection)
+            super().__init__(
+                metrics.count_cut, (address.host, address.port), _Connection
+            )
         except OSError as error:
             raise SettingsError(
                 f"--listen {address.host}:{address.port}: {error.strerror}"
@@ -234,20 +245,72 @@ class ScorerServer(BoundedThreads, HTTPServer):
         return hmac.compare_digest(digest, self._digest) and is_bearer
 
 
+class _Reader(io.BufferedReader):
+    """What a client sends.
+
+    Attributes:
+        left: bytes that lines may have in all.
+    """
+
+    left = HEAD_BYTES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line, of at most ``size`` bytes."""
+        most = self.left + 1
+        line = super().readline(most if size is None or size < 0 else min(size, most))
+        self.left -= len(line)
+        if self.left < 0:
+            raise LineTooLong(f"head of {HEAD_BYTES} bytes")
+        return line
+
+
 class _Connection(BaseHTTPRequestHandler):
-    """The requests of one connection."""
+    """The requests of one connection; without the token there is one, and it is small.
+
+    How long it lasts is the server's to watch: reads and writes have no limits.
+    """
 
     protocol_version = "HTTP/1.1"
     server_version = "tp-flower"
     sys_version = ""
-    timeout = IDLE_SECONDS
+    rbufsize = 0
     wbufsize = -1
     disable_nagle_algorithm = True
     server: ScorerServer
     methods: ClassVar = {"/predict": "POST", "/healthz": "GET", "/metrics": "GET"}
 
+    def setup(self) -> None:
+        """Read by lines that are limited."""
+        super().setup()
+        self.rfile = self._reader = _Reader(cast(io.RawIOBase, self.rfile))
+
+    def handle_one_request(self) -> None:
+        """Answer one request, then give the next one its limits."""
+        self._reader.left = HEAD_BYTES
+        try:
+            super().handle_one_request()
+        except LineTooLong:  # of its first line; that of a header is answered
+            self.close_connection = True
+        if not self.close_connection:
+            self.server.trust(self.connection, IDLE_SECONDS)
+
+    def parse_request(self) -> bool:
+        """Read the head of a request; what it asks decides less than the token."""
+        is_read = super().parse_request()
+        if is_read and self._has_token:
+            self.server.trust(self.connection, REQUEST_SECONDS)
+        else:
+            self.close_connection = True
+        return is_read
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body of who has the token; others are refused without it."""
+        return not self._has_token or super().handle_expect_100()
+
     def do_GET(self) -> None:
         """Answer with the health, which needs no token, or the metrics."""
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # a body would be read as the next request
         try:
             self._check_path("GET")
             if self.path == "/healthz":
@@ -288,7 +351,7 @@ class _Connection(BaseHTTPRequestHandler):
             raise NoSuchPathError(f"there are {listed}")
 
     def _check_token(self) -> None:
-        if not self.server.knows(self.headers.get("Authorization", "")):
+        if not self._has_token:
             self._discard_body()
             raise AuthorizationError("Authorization: expected Bearer and the token")
 
@@ -304,9 +367,16 @@ class _Connection(BaseHTTPRequestHandler):
         return self.rfile.read(length)
 
     @property
+    def _has_token(self) -> bool:
+        return self.server.knows(self.headers.get("Authorization", ""))
+
+    @property
     def _length(self) -> int | None:
-        """The length of the body; None if the request does not say it."""
-        text = self.headers.get("Content-Length", "")
+        """The length of the body; None if the request does not say it, or twice."""
+        texts = self.headers.get_all("Content-Length", [])
+        if len(texts) != 1 or "Transfer-Encoding" in self.headers:
+            return None
+        text = texts[0]
         return int(text) if text.isdecimal() and len(text) < 12 else None
 
     def _discard_body(self) -> None:
@@ -315,7 +385,8 @@ class _Connection(BaseHTTPRequestHandler):
         It is none of the next request, either.
         """
         self.close_connection = True
-        left = min(self._length or 0, MOST_DISCARDED)
+        most = MOST_DISCARDED if self._has_token else MOST_BYTES
+        left = min(self._length or 0, most)
         while left and (block := self.rfile.read(min(left, BLOCK_BYTES))):
             left -= len(block)
 
@@ -337,7 +408,7 @@ class _Connection(BaseHTTPRequestHandler):
         if not reason:
             self._send_json(HTTPStatus.OK, {"status": "ok"})
             return
-        if not self.server.knows(self.headers.get("Authorization", "")):
+        if not self._has_token:
             reason = "no session with the sites"
         raise DownError(reason)
 

@@ -35,6 +35,7 @@ class Metrics:
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._seconds = 0.0
         self._predictions = 0
+        self._cut = 0
         self._rounds = 0
         self._bytes = 0
 
@@ -47,6 +48,11 @@ class Metrics:
             self._buckets[bisect_left(BUCKETS, seconds)] += 1
             self._seconds += seconds
             self._predictions += predictions
+
+    def count_cut(self) -> None:
+        """Count a connection that lasted too long, or made room for another."""
+        with self._lock:
+            self._cut += 1
 
     def count_round(self, report: RoundReport) -> None:
         """Count a round with the sites, those of the set-up included."""
@@ -75,6 +81,10 @@ class Metrics:
         totals = {
             "errors": ("Requests that were answered with an error.", errors),
             "predictions": ("Joined rows that were predicted.", self._predictions),
+            "cut_connections": (
+                "Connections that lasted too long, or made room for others.",
+                self._cut,
+            ),
             "rounds": ("Rounds of messages with the sites.", self._rounds),
             "bytes": ("Bytes of these messages, both ways.", self._bytes),
         }

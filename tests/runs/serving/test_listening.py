@@ -1,14 +1,15 @@
 """The address of a scorer, its token and its TLS; the command, from start to end."""
 
+import math
 import os
 import signal
 import ssl
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from ipaddress import ip_address
-from socket import create_server
+from socket import create_connection, create_server
 from threading import Thread
 
 import pytest
@@ -16,7 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from strategies.serving import connections, http_server
 from strategies.serving.http_server import (
+    HEAD_BYTES,
     LEAST_CHARACTERS,
     TOKEN_VARIABLE,
     Address,
@@ -61,10 +64,10 @@ def certificate(tmp_path):
 
 
 @contextmanager
-def listening(address):
+def listening(address, requests=None):
     """A server whose scorer has no session yet."""
-    server = ScorerServer(address, RequestQueue(), Metrics(), "m@1")
-    thread = Thread(target=server.serve_forever)
+    server = ScorerServer(address, requests or RequestQueue(), Metrics(), "m@1")
+    thread = Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
         yield server.server_port
@@ -85,6 +88,127 @@ def test_tls_hides_the_token_and_refuses_plain_http(certificate):
         with pytest.raises(OSError, match=r"reset|closed|response|TLS"):
             Serving(None, None, port, []).ask("/healthz")
         silent.close()
+
+
+LOCAL = Address("127.0.0.1", 0, TOKEN)
+PREDICT = b"POST /predict HTTP/1.1\r\nAuthorization: Bearer %s\r\n"
+WITH_TOKEN = PREDICT % TOKEN.encode()
+HEALTH = b"GET /healthz HTTP/1.1\r\n"
+
+
+def connected(port, sent=b""):
+    """A client that has sent something."""
+    client = create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    client.sendall(sent)
+    return client
+
+
+def answered(client):
+    """What a client reads until the server closes."""
+    content = b""
+    with client, suppress(ConnectionResetError):
+        while block := client.recv(1 << 16):
+            content += block
+    return content
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_slow_clients_hold_up_nobody(certificate, is_tls):
+    address, context = LOCAL, None
+    if is_tls:
+        context = ssl.create_default_context(cafile=certificate)
+        address = Address("127.0.0.1", 0, TOKEN, certificate)
+    begun = b"" if is_tls else HEALTH
+    with listening(address) as port, ExitStack() as clients:
+        for _ in range(http_server.MOST_THREADS + 44):
+            clients.enter_context(connected(port, begun))
+        started = time.monotonic()
+        status, _, content = Serving(None, None, port, [], context).ask("/healthz")
+        assert (status, content) == (503, {"error": OPENING})
+        assert time.monotonic() - started < connections.HEAD_SECONDS / 4
+        metrics = Serving(None, None, port, [], context).ask("/metrics")[2].decode()
+    # 44 slow ones for the others, one for each question unless a thread was free
+    assert "cut_connections_total 45\n" in metrics or "total 46\n" in metrics
+
+
+def test_who_has_the_token_is_not_cut_for_others(monkeypatch):
+    monkeypatch.setattr(ScorerServer, "most_threads", 1)
+    with listening(LOCAL) as port:
+        kept = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        ask = ("GET", "/healthz", None, {"Authorization": f"Bearer {TOKEN}"})
+        for _ in range(2):
+            kept.request(*ask)
+            assert kept.getresponse().read() == b'{"error":"%s"}' % OPENING.encode()
+            assert answered(connected(port)) == b""
+        kept.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "limit"),
+    [
+        (HEALTH, "HEAD_SECONDS"),
+        (PREDICT % b"wrong" + b"Content-Length: 1000\r\n\r\n", "HEAD_SECONDS"),
+        (WITH_TOKEN + b"Content-Length: 1000\r\n\r\n", "REQUEST_SECONDS"),
+    ],
+)
+def test_bytes_that_come_one_at_a_time_are_cut(monkeypatch, head, limit):
+    module = connections if limit == "HEAD_SECONDS" else http_server
+    monkeypatch.setattr(module, limit, 0.4)
+    with listening(LOCAL) as port, connected(port, head) as client:
+        started = time.monotonic()
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() < started + PATIENCE:
+                client.sendall(b"x")
+                time.sleep(0.02)
+        assert 0.3 < time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (HEALTH + b"a: %s\r\n\r\n" % (b"x" * HEAD_BYTES), b"431"),
+        (HEALTH + b"a: 1\r\n" * 5000, b"431"),
+        (b"GET /%s" % (b"x" * HEAD_BYTES), b""),
+        (WITH_TOKEN + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (WITH_TOKEN + b"Content-Length: 2\r\n" * 2 + b"\r\n{}", b"400"),
+        (PREDICT % b"wrong" + b"Expect: 100-continue\r\n\r\n", b"401"),
+        (HEALTH + b"\r\n" + HEALTH + b"\r\n", b"503"),
+        (
+            WITH_TOKEN.replace(b"POST /predict", b"GET /healthz")
+            + b"Content-Length: 9\r\n\r\n"
+            + HEALTH,
+            b"503",
+        ),
+    ],
+)
+def test_there_is_one_answer_and_then_the_end(sent, status):
+    with listening(LOCAL) as port:
+        content = answered(connected(port, sent))
+    lines = [line for line in content.splitlines() if line.startswith(b"HTTP/")]
+    # what is too long may be reset before its answer is read
+    assert [line.split()[1] for line in lines] == [status] * bool(status) or (
+        status == b"431" and not lines
+    )
+
+
+def test_a_request_that_has_waited_too_long_is_not_asked(monkeypatch):
+    monkeypatch.setattr(http_server, "ANSWER_SECONDS", 0.05)
+    requests = RequestQueue()
+    requests.open()
+    with listening(LOCAL, requests) as port:
+        served = Serving(None, None, port, [])
+        assert served.error({"row": 0}) == (
+            503,
+            "no answer within 0.05 seconds; the sites were not asked",
+        )
+        assert requests.take(time.monotonic() + 0.05, 1) == ()
+        # one that is in a round has been asked
+        taken = []
+        taking = Thread(target=lambda: taken.extend(requests.take(math.inf, 1)))
+        taking.start()
+        assert served.error({"row": 0})[1].endswith("the sites may have counted it")
+        taking.join()
+        assert [request.keys for request in taken] == [[{"row": 0}]]
 
 
 @pytest.mark.parametrize(("listen", "reason"), CASES["addresses"])
