@@ -154,18 +154,19 @@ class Design:
     def gram(self, mass: FloatArray) -> FloatArray:
         """Return X^T diag(H) X, (k, k)."""
         total = np.zeros((self.width, self.width))
-        start = 0
-        if (dense := self.dense) is not None:
-            start = dense.shape[1]
-            for block in blocks(len(mass)):
-                part = dense[block].astype(np.float64)
-                total[:start, :start] += part.T @ (mass[block, None] * part)
-        if (sparse := self.sparse) is not None:
-            weighted = sparse.multiply(mass[:, None]).tocsr()
-            total[start:, start:] = (sparse.T @ weighted).toarray()
-            if dense is not None:
-                total[start:, :start] = weighted.T @ dense
-                total[:start, start:] = total[start:, :start].T
+        start = 0 if self.dense is None else self.dense.shape[1]
+        for block in blocks(len(mass)):
+            weights = mass[block, None]
+            dense = np.zeros((len(weights), 0))
+            if self.dense is not None:
+                dense = self.dense[block].astype(np.float64)
+                total[:start, :start] += dense.T @ (weights * dense)
+            if self.sparse is not None:
+                sparse = self.sparse[block]
+                weighted = sparse.multiply(weights).tocsr()
+                total[start:, start:] += (sparse.T @ weighted).toarray()
+                total[start:, :start] += weighted.T @ dense
+        total[:start, start:] = total[start:, :start].T
         return total
 
     def first(self, rows: int) -> "Design":
