@@ -8,8 +8,9 @@ loss's derivatives by a ridge regression of each table,
 
 over scaled numbers, indicators of missing ones, and the categories of codes. It has no
 intercept: that of all tables is the base score. lambda is small in a full fit. A
-shrunk one chooses it by generalised cross-validation (Golub, Heath and Wahba 1979,
-eq. 1.4) over the table's rows, whose answers are y_r = -G_r / H_r with weights H_r:
+shrunk one of at most 256 columns chooses it by generalised cross-validation (Golub,
+Heath and Wahba 1979, eq. 1.4) over the table's rows, whose answers are y_r = -G_r / H_r
+with weights H_r:
 
     lambda = argmin  n sum_r H_r (y_r - x_r theta(lambda))^2 / (n - df(lambda))^2
 
