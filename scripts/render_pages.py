@@ -6,10 +6,13 @@ Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]
 pyproject.toml and docs/reference/settings.md are made from there. Messages are declared
 in `tp_flower/protocol`: docs/reference/messages.md is made from there, and the table of
 ARCHITECTURE.md between its markers. The outlines in CONTRIBUTING.md are those of the
-toys among the tests. A test compares all of them with what this script would write.
+toys among the tests. The last two tables of docs/reference/analyses.md are made from
+the fields of a policy and the disclosures of messages. A test compares all of them with
+what this script would write.
 """
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
@@ -23,6 +26,7 @@ import msgspec
 
 from client_apps.app import places
 from tp_flower.methods.method import METHODS
+from tp_flower.privacy.epsilons import KINDS
 from tp_flower.protocol.cutoff_messages import (
     CutoffPairs,
     ShardKeys,
@@ -40,6 +44,14 @@ from tp_flower.protocol.setup_messages import ShardStatistics
 from tp_flower.settings import PrivacySettings, groups
 from tp_flower.settings.declare import Setting, declared
 from tp_flower.settings.rules import rules_of
+from tp_flower.sources.policy import (
+    BUDGETED,
+    LEVELS,
+    STRICT,
+    UNBUDGETED,
+    Policy,
+    Releases,
+)
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -77,6 +89,11 @@ KEYWORDS: Final = (
     *("row-key", "importances", "metrics-by", "privacy.labels", "privacy.scores"),
 )
 """The settings that the page of the Python API lists, as keyword arguments."""
+ANALYSES: Final = "docs/reference/analyses.md"
+LINES_START: Final = "<!-- lines of policies: made by scripts/render_pages.py -->"
+LINES_END: Final = "<!-- end of lines of policies -->"
+KINDS_START: Final = "<!-- kinds: made by scripts/render_pages.py -->"
+KINDS_END: Final = "<!-- end of kinds -->"
 OUTLINE_START: Final = "<!-- outline of {path}: made by scripts/render_pages.py -->"
 OUTLINE_END: Final = "<!-- end of outline -->"
 OUTLINES: Final = {
@@ -175,7 +192,7 @@ def render_pages() -> dict[str, str]:
         path: (ROOT / path).read_text(encoding="utf-8")
         for path in (
             *("pyproject.toml", "ARCHITECTURE.md", "CONTRIBUTING.md"),
-            "docs/reference/api.md",
+            *("docs/reference/api.md", ANALYSES),
         )
     }
     return {
@@ -191,6 +208,12 @@ def render_pages() -> dict[str, str]:
             KEYWORDS_START,
             KEYWORDS_END,
             keyword_table(),
+        ),
+        ANALYSES: _replace(
+            _replace(texts[ANALYSES], LINES_START, LINES_END, line_table()),
+            KINDS_START,
+            KINDS_END,
+            kind_table(),
         ),
     }
 
@@ -363,6 +386,66 @@ def disclosure_table() -> str:
         if (disclosure.reader or message.reader) == "server"
     ]
     return _table("| message | tells | covered by | in the ledger | policy |", rows)
+
+
+def policy_lines() -> dict[str, tuple[str, str, str]]:
+    """Return a policy's lines: what they may say, and their defaults.
+
+    The first default is that of a written policy, the second of one with an epsilon.
+    """
+    lines = {}
+    for field in dataclasses.fields(Policy):
+        name = field.name.replace("_", "-")
+        if name != "releases":
+            default = json.dumps(STRICT.get(name, field.default))
+            lines[name] = ("", default, default)
+    for field in dataclasses.fields(Releases):
+        levels = ", ".join(LEVELS.get(field.name, ()))
+        plain, budgeted = (
+            str(getattr(releases, field.name)) or "clear if labels are, else never"
+            for releases in (UNBUDGETED, BUDGETED)
+        )
+        lines[f"releases.{field.name}"] = (levels or "a number", plain, budgeted)
+    return lines
+
+
+def line_table() -> str:
+    """Return the table of a policy's lines and their defaults."""
+    rows = ((f"`{name}`", *cells) for name, cells in policy_lines().items())
+    return _table("| line | levels | absent | absent, with an `epsilon` |", rows)
+
+
+def kind_table() -> str:
+    """Return the table of the ledger's kinds: their subject, messages and lines."""
+    messages: dict[str, list[str]] = {}
+    rules: dict[str, list[str]] = {}
+    for action in _actions():
+        for message in (*action.messages, *SEALED.get(action, ())):
+            for disclosure in getattr(message, "discloses", ()):
+                for kind in disclosure.kinds:
+                    messages.setdefault(kind, []).append(f"`{action}`")
+                    if disclosure.policy:
+                        rules.setdefault(kind, []).append(_line_of(disclosure.policy))
+    rows = (
+        (
+            f"`{kind}`",
+            subject,
+            *(_distinct(by.get(kind, ())) for by in (messages, rules)),
+        )
+        for subject, kinds in KINDS.items()
+        for kind in kinds
+    )
+    return _table("| kind | tells of | messages | lines |", rows)
+
+
+def _line_of(rule: str) -> str:
+    """Return the line of a policy that a disclosure's rule names."""
+    is_release = f"releases.{rule}" in policy_lines()
+    return f"`releases.{rule}`" if is_release else f"`{rule}`"
+
+
+def _distinct(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def message_table() -> str:
