@@ -18,7 +18,7 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LocalModel, host_features
 from tp_flower.methods.boost.bagging import average, shown_trees
-from tp_flower.methods.boost.linear import Fit, linear_epochs_of
+from tp_flower.methods.boost.linear import RidgeFit, linear_epochs_of
 from tp_flower.methods.boost.messages import (
     BAGGED,
     LOCAL,
@@ -311,7 +311,7 @@ def _fit_linear(
 ) -> Grown:
     """Return a linear model of the shard's rows, which goes before trees."""
     data = part.data
-    fit = Fit(request.growth.least_rows, request.is_shrunk)
+    fit = RidgeFit(request.growth.least_rows, request.is_shrunk)
     fitted = fit_before_trees(
         _trees(part), data.features, gradient, hessian, data.multiplicity, fit
     )

@@ -32,7 +32,7 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.learning.models.portable import portable_model
 from tp_flower.learning.tree_arrays import TreeArrays
-from tp_flower.methods.boost.linear import Fit, fit_linear
+from tp_flower.methods.boost.linear import RidgeFit, fit_linear
 from tp_flower.methods.boost.messages import TREES, Growth
 from tp_flower.methods.boost.regions import UNDIVIDED, grow_regions
 from tp_flower.methods.boost.trees import TreeModel, grow
@@ -162,7 +162,7 @@ def forest(rng, features, *, regions):
     model.start([1])
     counts = np.ones(len(features))
     plain = np.where(features <= MISSING, np.nan, features).astype(np.float32)
-    line, _ = fit_linear(plain, gradient, hessian, counts, [1], Fit(5))
+    line, _ = fit_linear(plain, gradient, hessian, counts, [1], RidgeFit(5))
     model.add(0.7, line)
     growth = Growth(trees=4, leaves=6, rate=0.5, least_rows=5)
     grown, _ = grow(model, features, gradient, hessian, len(features), growth)

@@ -11,7 +11,7 @@ from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.features.sparse import SparseRows
 from tp_flower.methods.boost import linear
-from tp_flower.methods.boost.linear import Fit, LinearPart, fit_linear, is_linear
+from tp_flower.methods.boost.linear import LinearPart, RidgeFit, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import TreeModel, fit_before_trees, grow
 
@@ -68,7 +68,7 @@ def test_it_is_the_ridge_regression_of_the_joined_rows():
     rows, labels, counts = table()
     # G and H of a squared loss at scores 0
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, values = fit_linear(rows, gradient, hessian, counts, CODES, Fit(1))
+    text, values = fit_linear(rows, gradient, hessian, counts, CODES, RidgeFit(1))
     design = expected_design(rows, counts)
     again = np.repeat(np.arange(TRAINED), counts.astype(int))
     penalty = max(linear.PENALTY * counts.sum(), counts.mean())
@@ -85,7 +85,7 @@ def test_gains_are_what_a_column_alone_lowers_as_of_a_split():
     rows, labels, counts = table()
     few = rows[:, :1]
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, values = fit_linear(few, gradient, hessian, counts, (), Fit(1))
+    text, values = fit_linear(few, gradient, hessian, counts, (), RidgeFit(1))
     part = LinearPart.of(text.tobytes().decode())
     fall = counts @ labels**2 - counts @ (labels - values[:TRAINED, 0]) ** 2
     # but for the penalty
@@ -101,7 +101,7 @@ def test_the_rows_choose_the_penalty_by_generalised_cross_validation():
     # noise beside what there is to learn
     labels = labels + 12.0 * default_rng(5).normal(size=TRAINED)
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    _, values = fit_linear(rows, gradient, hessian, counts, CODES, Fit(1, True))
+    _, values = fit_linear(rows, gradient, hessian, counts, CODES, RidgeFit(1, True))
     design = expected_design(rows, counts)
     trained, root = design[:TRAINED], np.sqrt(counts)[:, None]
     expected, least = None, np.inf
@@ -128,7 +128,7 @@ def test_a_shrunk_fit_leaves_columns_of_noise(is_sparse):
     given = csr_matrix(rows) if is_sparse else rows
     explained = []
     for is_shrunk in (False, True):
-        fit = Fit(1, is_shrunk)
+        fit = RidgeFit(1, is_shrunk)
         _, values = fit_linear(given, -noise, ones, ones[:, 0], (), fit)
         explained.append(1.0 - ((noise - values) ** 2).sum() / (noise**2).sum())
     full, shrunk = explained
@@ -141,7 +141,7 @@ def test_columns_that_fit_every_row_take_the_least_penalty():
     rows = rng.normal(size=(20, 30)).astype(np.float32)
     ones, noise = np.ones((20, 1)), rng.normal(size=(20, 1))
     one, other = (
-        fit_linear(rows, noise, ones, ones[:, 0], (), Fit(1, is_shrunk))[1]
+        fit_linear(rows, noise, ones, ones[:, 0], (), RidgeFit(1, is_shrunk))[1]
         for is_shrunk in (False, True)
     )
     assert_allclose(one, other, atol=1e-9)
@@ -151,10 +151,15 @@ def test_an_output_after_the_other_is_fitted():
     rows, labels, counts = table()
     gradient = np.column_stack([-counts * labels, counts * labels / 2, counts])
     hessian = np.column_stack([counts, counts / 4, counts / 9])
-    _, values = fit_linear(rows, gradient, hessian, counts, CODES, Fit(1))
+    _, values = fit_linear(rows, gradient, hessian, counts, CODES, RidgeFit(1))
     for output in range(3):
         one, of_one = fit_linear(
-            rows, gradient[:, [output]], hessian[:, [output]], counts, CODES, Fit(1)
+            rows,
+            gradient[:, [output]],
+            hessian[:, [output]],
+            counts,
+            CODES,
+            RidgeFit(1),
         )
         assert len(one)
         # numbers are centred by the outputs' mean curvature: almost the same
@@ -170,7 +175,7 @@ def test_rows_that_are_stored_sparsely_are_scaled_and_stay_sparse():
     labels = rows.toarray()[:, :3].sum(axis=1) + 0.1 * rng.normal(size=300)
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
     text, values = fit_linear(
-        rows.astype(np.float32), gradient, hessian, counts, (), Fit(1)
+        rows.astype(np.float32), gradient, hessian, counts, (), RidgeFit(1)
     )
     part = LinearPart.of(text.tobytes().decode())
     assert part.columns.design(rows.astype(np.float32)).dense is None
@@ -188,7 +193,7 @@ def test_no_weight_is_of_one_joined_row_nor_an_indicator_of_fewer_than_a_leaf():
     gradient = np.array([[1.0], [1.0], [-9.0], [3.0], [2.0]])
     for codes in ((0,), ()):
         text, values = fit_linear(
-            rows, gradient, np.ones((5, 1)), counts, codes, Fit(5)
+            rows, gradient, np.ones((5, 1)), counts, codes, RidgeFit(5)
         )
         part = LinearPart.of(text.tobytes().decode())
         assert part.columns.categories == ({0: [0, 2]} if codes else {})
@@ -203,7 +208,7 @@ def test_numbers_far_from_all_others_are_cut():
     rng = default_rng(9)
     rows = rng.normal(size=(1_000, 1)).astype(np.float32)
     gradient, ones = -rows.astype(float), np.ones((1_000, 1))
-    text, _ = fit_linear(rows, gradient, ones, ones[:, 0], (), Fit(1))
+    text, _ = fit_linear(rows, gradient, ones, ones[:, 0], (), RidgeFit(1))
     part = LinearPart.of(text.tobytes().decode())
     far, near = part.values(np.array([[1e7], [5.0]], np.float32))[:, 0]
     assert near < far < 1.3 * linear.FARTHEST
@@ -212,7 +217,7 @@ def test_numbers_far_from_all_others_are_cut():
 def test_new_rows_add_nothing_for_what_training_has_not_seen():
     rows, labels, counts = table()
     gradient, hessian = -(counts * labels)[:, None], counts[:, None]
-    text, _ = fit_linear(rows, gradient, hessian, counts, CODES, Fit(1))
+    text, _ = fit_linear(rows, gradient, hessian, counts, CODES, RidgeFit(1))
     part = LinearPart.of(text.tobytes().decode())
     new = np.array(
         [[50.0, 1.0, 6.0, 3.0], [50.0, 1.0, 99.0, 3.0], [50.0, 1.0, np.nan, 3]]
@@ -229,7 +234,7 @@ def test_a_forest_adds_linear_models_and_trees():
     model.start(CODES)
     encoded = np.where(np.isnan(rows), np.float32(MISSING), rows)
     before, of_linear = fit_before_trees(
-        model, encoded, gradient, hessian, counts, Fit(1)
+        model, encoded, gradient, hessian, counts, RidgeFit(1)
     )
     model.add(0.7, before)
     growth = Growth(trees=3, leaves=5, rate=0.3, least_rows=5)
@@ -248,7 +253,7 @@ def test_nothing_comes_of_no_rows_or_no_columns(trained):
         np.ones((trained, 1)),
         np.ones(trained),
         (),
-        Fit(1),
+        RidgeFit(1),
     )
     assert not len(text)
     assert values.shape == (ROWS, 1)
@@ -267,5 +272,5 @@ def test_wide_rows_that_are_stored_sparsely_are_read():
     model.start(())
     gradient = -np.array([[2.0], [-1.0], [2.0], [0.0]])
     ones = np.ones((4, 1))
-    _, values = fit_before_trees(model, rows, gradient, ones, ones[:, 0], Fit(1))
+    _, values = fit_before_trees(model, rows, gradient, ones, ones[:, 0], RidgeFit(1))
     assert values[0] == values[2] > 0.5 > 0 > values[1]

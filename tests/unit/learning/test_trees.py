@@ -27,7 +27,7 @@ from tp_flower.methods.boost.boosting import (
     move_scores,
     step_along,
 )
-from tp_flower.methods.boost.linear import Fit
+from tp_flower.methods.boost.linear import RidgeFit
 from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.trees import Forest, TreeModel, fit_before_trees, grow
 
@@ -290,7 +290,7 @@ def test_shap_values_are_lightgbms_and_add_up_to_the_score(outputs, is_sparse):
     model.add(0.5, text)
     # a linear model before trees adds what its columns add
     linear, fitted = fit_before_trees(
-        model, features, gradient, hessian, np.ones(400), Fit(5)
+        model, features, gradient, hessian, np.ones(400), RidgeFit(5)
     )
     model.add(2.0, linear)
     columns = [np.array([3, 1]), np.array([0]), np.array([2, 4])]

@@ -191,7 +191,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Fit:
+class RidgeFit:
     """How a linear model is fitted.
 
     Attributes:
@@ -273,7 +273,7 @@ def fit_linear(
     hessian: FloatArray,
     counts: AnyArray,
     codes: Sequence[int],
-    fit: Fit,
+    fit: RidgeFit,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 

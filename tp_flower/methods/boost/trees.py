@@ -30,7 +30,7 @@ from tp_flower.methods.boost.engine import (
     tree_features,
     tree_options,
 )
-from tp_flower.methods.boost.linear import Fit, LinearPart, fit_linear, is_linear
+from tp_flower.methods.boost.linear import LinearPart, RidgeFit, fit_linear, is_linear
 from tp_flower.methods.boost.messages import Growth
 from tp_flower.methods.boost.regions import RegionTree, regions_of
 
@@ -290,7 +290,7 @@ def fit_before_trees(
     gradient: FloatArray,
     hessian: FloatArray,
     counts: AnyArray,
-    fit: Fit,
+    fit: RidgeFit,
 ) -> tuple[AnyArray, FloatArray]:
     """Return a linear model as its text's bytes, and its values of all rows (n, d_c).
 
