@@ -251,6 +251,21 @@ def test_no_derived_column_is_a_feature_beside_a_noisy_label(tmp_path):
         train(hospital(tmp_path, text), sql, "cg", privacy=private)
 
 
+def test_nor_beside_a_noisy_label_of_another_table_that_it_reads(tmp_path):
+    """A derived table has the account of the first table that its SELECT reads."""
+    sql = (
+        "SELECT l.value AS label, r.value, p.age FROM lab l "
+        "JOIN records r ON l.patient = r.patient JOIN patients p ON l.patient = p.id"
+    )
+    private = PrivacySettings(
+        labels="laplace", label_epsilon=1.0, label_range=(0.0, 9.0)
+    )
+    text = SITE.replace('"lab.parquet"', '"lab.parquet", policy = "open"')
+    match = "table l: its label leaves with noise only, but feature .* column 'value'"
+    with pytest.raises(SiteError, match=match):
+        train(hospital(tmp_path, text), sql, "cg", privacy=private)
+
+
 def test_a_sub_query_over_a_derived_table(tmp_path):
     """A derived table is grouped and filtered like another."""
     sql = (
