@@ -353,7 +353,7 @@ def test_models_that_lose_to_others_say_how_to_change_the_penalty(rows, how, adv
 
 @pytest.mark.parametrize(
     ("members", "penalty", "advice"),
-    [(slice(6), 0.1, "lower it, say to "), (slice(0, 30, 3), 1e-3, "raise it, ")],
+    [(slice(6), 10.0, "lower it, say to "), (slice(0, 30, 3), 1e-5, "raise it, ")],
     ids=["sites of three clusters", "sites of one"],
 )
 def test_the_advice_about_the_penalty_leads_to_one_without_advice(
@@ -362,7 +362,7 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(
     tables = some_sites(members)
     for _ in range(6):
         warnings = train(
-            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=15
+            tables, OF_TEN, graph=along(tables), graph_penalty=penalty, num_epochs=30
         ).report.warnings
         if not warnings:
             break
@@ -370,7 +370,7 @@ def test_the_advice_about_the_penalty_leads_to_one_without_advice(
         said = re.search(r"lower it, say to (\S+),", warnings[0])
         penalty = float(said[1]) if said else 10 * penalty
     assert warnings == []
-    assert penalty in (0.001, 0.1)
+    assert penalty not in (10.0, 1e-5)
 
 
 def test_classes_that_one_site_leaves_out_are_refused():

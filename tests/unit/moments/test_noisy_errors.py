@@ -66,8 +66,8 @@ def test_noise_adds_the_variance_that_drawing_it_again_shows():
     )
 
 
-@pytest.mark.parametrize("sigma", [12.0, 40.0])
-def test_intervals_hold_the_truth(sigma):
+@pytest.mark.parametrize(("sigma", "least"), [(12.0, 400), (40.0, 392)])
+def test_intervals_hold_the_truth(sigma, least):
     """Also where noise is nearly as large as what some column varies by."""
     rng = np.random.default_rng(2)
     held = []
@@ -78,7 +78,7 @@ def test_intervals_hold_the_truth(sigma):
             continue
         low, high = fit.inference.statistics(flat(fit))[:, -2:].T
         held.append((low <= TRUTH) & (high >= TRUTH))
-    assert len(held) >= 392
+    assert len(held) >= least
     # three standard errors of a share of 400
     assert np.abs(np.mean(held, axis=0) - 0.95).max() < 0.033
 
