@@ -419,13 +419,16 @@ def kind_table() -> str:
     """Return the table of the ledger's kinds: their subject, messages and lines."""
     messages: dict[str, list[str]] = {}
     rules: dict[str, list[str]] = {}
+    lines = policy_lines()
     for action in _actions():
         for message in (*action.messages, *SEALED.get(action, ())):
             for disclosure in getattr(message, "discloses", ()):
                 for kind in disclosure.kinds:
                     messages.setdefault(kind, []).append(f"`{action}`")
-                    if disclosure.policy:
-                        rules.setdefault(kind, []).append(_line_of(disclosure.policy))
+                    if rule := disclosure.policy:
+                        line = f"releases.{rule}"
+                        line = line if line in lines else rule
+                        rules.setdefault(kind, []).append(f"`{line}`")
     rows = (
         (
             f"`{kind}`",
@@ -436,12 +439,6 @@ def kind_table() -> str:
         for kind in kinds
     )
     return _table("| kind | tells of | messages | lines |", rows)
-
-
-def _line_of(rule: str) -> str:
-    """Return the line of a policy that a disclosure's rule names."""
-    is_release = f"releases.{rule}" in policy_lines()
-    return f"`releases.{rule}`" if is_release else f"`{rule}`"
 
 
 def _distinct(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import QuantileRegressor
 
 from tests.support import federated, predicted
+from tests.support.reference.families import lightgbm_objective
 from tp_flower.errors import SettingsError
 from tp_flower.objectives import Target, make_objective
 
@@ -26,15 +27,10 @@ EXACT = {
     "l2": 0.0,
     "device": "cpu",
 }
-TREES = {
-    "squared": {"objective": "l2"},
-    "logistic": {"objective": "binary"},
-    "softmax": {"objective": "multiclass", "num_class": 3},
-    "poisson": {"objective": "poisson"},
-    "gamma": {"objective": "gamma"},
-    "tweedie(1.6)": {"objective": "tweedie", "tweedie_variance_power": 1.6},
-    "huber(0.4)": {"objective": "huber", "alpha": 0.4},
-}
+TREES = (
+    *("squared", "logistic", "softmax", "poisson", "gamma", "tweedie(1.6)"),
+    "huber(0.4)",
+)
 CLASSES = {"logistic": ("a", "b"), "softmax": ("a", "b", "c")}
 BY_CG = ("poisson", "gamma", "tweedie(1.6)", "negative-binomial(0.7)", "huber(0.4)")
 
@@ -206,7 +202,7 @@ def test_trees_are_as_good_as_those_on_the_join(loss, tmp_path):
     table, classes = with_labels(loss), CLASSES.get(loss, ())
     frame = table.drop(columns=["label", "customer", "score"])
     frame = frame.astype({"day": "category", "region": "category"})
-    how = {**TREES[loss], "num_leaves": 7, "verbose": -1, "num_threads": 1}
+    how = {**lightgbm_objective(loss), "num_leaves": 7, "verbose": -1, "num_threads": 1}
     data = lightgbm.Dataset(frame[:640], table["label"][:640])
     booster = lightgbm.train({**how, "learning_rate": 0.1}, data, num_boost_round=40)
     target = Target.of(table["label"][640:].to_numpy(), classes)

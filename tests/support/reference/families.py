@@ -1,5 +1,6 @@
 """Families of objectives by name, to be bound to labels in a test."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,19 @@ class Family:
         labels = rng.integers(0, self.classes, rows)
         labels[: self.classes] = np.arange(self.classes)
         return labels.astype(float)
+
+
+def lightgbm_objective(name: str) -> dict[str, str | float]:
+    """LightGBM's options of a loss, softmax of three classes."""
+    plain, *parameter = re.split(r"[()]", name)
+    named = {"squared": "l2", "logistic": "binary", "softmax": "multiclass"}
+    options: dict[str, str | float] = {"objective": named.get(plain, plain)}
+    if plain == "softmax":
+        options["num_class"] = 3
+    elif parameter:
+        places = {"tweedie": "tweedie_variance_power", "huber": "alpha"}
+        options[places[plain]] = float(parameter[0])
+    return options
 
 
 def family(name: str) -> Family:
